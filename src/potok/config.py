@@ -1,0 +1,30 @@
+"""Settings of the engine and of the server, resolved once and never written again.
+
+Flag names are those of vLLM where it has them; the help text of each flag is the field's comment in `cli`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine is asked for. 0 (or None) means: derive it from the machine and say why in the start log."""
+
+    model: str  # path of a GGUF file
+    max_num_seqs: int = 0  # requests that run at once
+    max_num_batched_tokens: int = 0  # token budget of one step
+    max_model_len: int = 0  # tokens of one request, prompt + output
+    kv_cache_memory: int = 0  # bytes
+    block_size: int = 32  # tokens: 16, 32 or 64
+    threads: int = 0
+    activation_bits: int = 8  # 8: 8-bit except where fidelity asks for 16; 16: 16-bit everywhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str = ""  # "" : the model's own name
+    drain_seconds: float = 30.0  # how long running requests may take to finish after SIGTERM

@@ -1,0 +1,48 @@
+"""What one step computes, and what comes back. Immutable: the scheduler makes a Batch, a backend reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from potok.finish import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive tokens of one request.
+
+    start: absolute position of tokens[0]; the KV of [0, start) is already written.
+    blocks: block table covering [0, start + len(tokens)).
+    sample: whether the last token's logits are wanted.
+    """
+
+    id: int
+    start: int
+    tokens: Sequence[int]
+    blocks: Sequence[int]
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    step: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.tokens) for s in self.segments)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(s.sample for s in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a step gave one request. row: index among the step's sampled rows, or -1 when it sampled nothing."""
+
+    id: int
+    token: int | None
+    finish: Finish | None
+    row: int = -1

@@ -1,0 +1,140 @@
+"""SamplingParams: what a caller may ask of one generation, and the bounds of every field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+
+from potok.errors import ClientError
+
+
+class Bound(NamedTuple):
+    """Legal values of one numeric field, both ends included."""
+
+    low: float
+    high: float
+    integer: bool = False
+
+
+#: The one table of bounds; the HTTP dialects and `SamplingParams.check` both read it.
+BOUNDS: dict[str, Bound] = {
+    "n": Bound(1, 128, integer=True),
+    "temperature": Bound(0.0, 2.0),
+    "top_p": Bound(1e-6, 1.0),
+    "top_k": Bound(-1, 2**31 - 1, integer=True),  # 0 and -1: off
+    "min_p": Bound(0.0, 1.0),
+    "seed": Bound(-(2**63), 2**63 - 1, integer=True),
+    "presence_penalty": Bound(-2.0, 2.0),
+    "frequency_penalty": Bound(-2.0, 2.0),
+    "repetition_penalty": Bound(1e-2, 100.0),
+    "max_tokens": Bound(0, 2**31 - 1, integer=True),
+    "min_tokens": Bound(0, 2**31 - 1, integer=True),
+    "logprobs": Bound(0, 20, integer=True),
+    "logit_bias": Bound(-100.0, 100.0),  # of each value
+}
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of one generation; field names and defaults follow vLLM where it has them.
+
+    temperature: 0 is greedy; below 1e-5 is taken as 0.
+    top_k: 0 or -1 is off. min_p: relative to the most probable token.
+    presence_penalty, frequency_penalty: over the output; repetition_penalty: over prompt and output.
+    logprobs: None, or how many alternatives to report beside the chosen token (0 to 20), from raw logits.
+    max_tokens: None is the rest of the context.
+    seed: None draws one; with a seed, the answer is the same every time.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: list[str] = msgspec.field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    stop_token_ids: list[int] = msgspec.field(default_factory=list)
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def check(self, vocab_size: int) -> None:
+        """Raises ClientError naming the first field that is out of its bounds."""
+        for name in BOUNDS:
+            if name != "logit_bias":
+                check_number(name, getattr(self, name))
+        check_stop(self.stop)
+        check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size, MAX_STOP_TOKEN_IDS)
+        check_logit_bias(self.logit_bias, vocab_size)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ClientError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; lower min_tokens.",
+                "min_tokens",
+                "out_of_range",
+            )
+
+
+def check_number(name: str, value: Any) -> None:
+    """Checks `value` (None passes) against BOUNDS[name]; booleans, text and non-finite numbers are refused."""
+    if value is None:
+        return
+    bound = BOUNDS[name]
+    kind = "an integer" if bound.integer else "a number"
+    ok = isinstance(value, int) if bound.integer else isinstance(value, int | float)
+    if not ok or isinstance(value, bool) or not math.isfinite(value):
+        raise ClientError(f"{name} must be {kind}, not {value!r}.", name, "invalid_type")
+    if not bound.low <= value <= bound.high:
+        low, high = (int(bound.low), int(bound.high)) if bound.integer else (bound.low, bound.high)
+        raise ClientError(f"{name} must be from {low} to {high}, not {value!r}.", name, "out_of_range")
+
+
+def check_stop(stop: list[str]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise ClientError(f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stop)}.", "stop", "out_of_range")
+    for text in stop:
+        if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
+            raise ClientError(
+                f"each stop string must be text of 1 to {MAX_STOP_CHARS} characters, not {text!r:.40}.",
+                "stop",
+                "out_of_range",
+            )
+
+
+def check_token_ids(name: str, ids: list[int], vocab_size: int, limit: int) -> None:
+    if len(ids) > limit:
+        raise ClientError(f"{name} takes at most {limit} ids, not {len(ids)}.", name, "out_of_range")
+    for i, token in enumerate(ids):
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise ClientError(
+                f"{name}[{i}] must be a token id from 0 to {vocab_size - 1}, not {token!r:.40}.", name, "out_of_range"
+            )
+
+
+def check_logit_bias(bias: dict[int, float], vocab_size: int) -> None:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise ClientError(
+            f"logit_bias takes at most {MAX_LOGIT_BIAS} entries, not {len(bias)}.", "logit_bias", "out_of_range"
+        )
+    for token, value in bias.items():
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise ClientError(
+                f"logit_bias keys must be token ids from 0 to {vocab_size - 1}, not {token!r:.40}.",
+                "logit_bias",
+                "out_of_range",
+            )
+        check_number("logit_bias", value)
+        if value is None:
+            raise ClientError(f"logit_bias[{token}] must be a number, not null.", "logit_bias", "invalid_type")

@@ -1,0 +1,120 @@
+"""Messages between the API process and the engine process.
+
+Tagged, frozen, msgpack. Fields are only ever appended, each with a default. Token ids only: no text crosses.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from potok.finish import Finish
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How one request's tokens are chosen. All values are resolved: nothing is None, nothing means "default"."""
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # 64 bits, as unsigned
+    choice: int = 0  # index among the n choices of one call
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_ids: tuple[int, ...] = ()  # ids that end the request: the model's end ids (unless ignored) and the caller's
+    min_tokens: int = 0  # stop_ids are impossible before this many output tokens
+    logprobs: int = -1  # -1: none; k: the chosen token's and the k best
+    logit_hash: bool = False  # report a 64-bit hash of the row's raw logits (tests of the numerics contract)
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
+    """API -> engine: start a request. `id` is unique for the life of the engine and is never the client's."""
+
+    id: int
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
+    """API -> engine: forget this request. Legal in every phase; unknown ids are ignored."""
+
+    id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
+    """API -> engine: end the process."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the engine resolved at start, for the API process and for the start log."""
+
+    vocab_size: int
+    max_model_len: int  # tokens, prompt + output, of one request
+    block_size: int  # tokens
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    threads: int
+    isa: str
+    kv_cache_bytes: int
+    notes: list[str]  # one line per derived setting: "threads 2: 2 cores in the affinity mask"
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    """engine -> API: weights are loaded and a probe step has run."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+    """engine -> API: the engine could not start, or met a bug and is about to end. One sentence."""
+
+    message: str
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities (natural log, from raw logits) at one output position."""
+
+    chosen: float
+    top_ids: list[int]  # descending by logit, ties by id
+    top: list[float]
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """What one step gave one request."""
+
+    id: int
+    tokens: list[int]
+    finish: Finish | None = None
+    logprobs: list[TokenLogprobs] | None = None  # one per token, when asked for
+    error: str | None = None  # with Finish.ERROR
+    param: str | None = None  # with Finish.ERROR: the field to blame when it is the caller's fault, else None
+    logit_hashes: list[int] | None = None  # one per token, when asked for
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True):
+    """State of the engine after a step. Counters are totals since the start."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    prompt_tokens: int = 0  # prompt tokens computed (recomputed ones counted again)
+    generation_tokens: int = 0  # tokens sampled
+    preemptions: int = 0
+    steps: int = 0
+    busy_us: int = 0  # time inside backend steps
+
+
+class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
+    """engine -> API: one message per step, or per heartbeat when nothing runs (chunks empty)."""
+
+    chunks: list[Chunk]
+    stats: Stats
+
+
+ToEngine = Submit | Cancel | Shutdown
+FromEngine = Ready | Failed | Step
