@@ -62,7 +62,8 @@ def _half(qblocks: U8, at: int) -> F32:
 def _fields(packed: U8, bits: int) -> U8:
     """Cuts bytes into fields of `bits` bits: [..., b] -> [..., 8 / bits, b], the lowest bits of all bytes first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return np.bitwise_and(packed[..., None, :] >> shifts, 2**bits - 1, dtype=np.uint8)
+    fields: U8 = np.bitwise_and(packed[..., None, :] >> shifts, 2**bits - 1, dtype=np.uint8)
+    return fields
 
 
 def _nibbles(packed: U8) -> U8:
@@ -129,14 +130,15 @@ def _q2_k(q: U8) -> F32:
     return d[:, :, None] * levels - m[:, :, None]
 
 
-# 32 bytes of third bits, inverted | 64 bytes of 2-bit levels | 12 bytes of scales | d half; groups of 16
+# 32 bytes of third bits | 64 bytes of 2-bit levels | 12 bytes of scales | d half; groups of 16
 def _q3_k(q: U8) -> F32:
     low = _nibbles(q[:, 96:104])
     high = _fields(q[:, 104:108], 2).reshape(-1, 16)
     scales = (low | high << 4).astype(np.float32) - np.float32(32)
-    third = _planes(q[:, :32], 1).reshape(-1, 16, 16)
-    levels = _planes(q[:, 32:96], 2).reshape(-1, 16, 16).astype(np.float32) - np.float32(4) * (third == 0)
-    return (_half(q, 108) * scales)[:, :, None] * levels
+    levels = _planes(q[:, 32:96], 2) | _planes(q[:, :32], 1) << 2
+    levels_less_4 = levels.reshape(-1, 16, 16).astype(np.float32) - np.float32(4)
+    values: F32 = (_half(q, 108) * scales)[:, :, None] * levels_less_4
+    return values
 
 
 def _scales_and_minimums(packed: U8) -> tuple[F32, F32]:
@@ -147,7 +149,7 @@ def _scales_and_minimums(packed: U8) -> tuple[F32, F32]:
     return scales.astype(np.float32), minimums.astype(np.float32)
 
 
-def _with_minimums(q: U8, levels: U8) -> F32:
+def _with_minimums(q: U8, levels: npt.NDArray[np.integer[Any]]) -> F32:
     """d half | dmin half | 12 bytes of scales and minimums | ...; levels: [n, 8, 32]."""
     scales, minimums = _scales_and_minimums(q[:, 4:16])
     d, m = _half(q, 0) * scales, _half(q, 2) * minimums
@@ -161,8 +163,7 @@ def _q4_k(q: U8) -> F32:
 
 # ... | 32 bytes of fifth bits | 128 bytes of nibbles; groups of 32
 def _q5_k(q: U8) -> F32:
-    fifth = _planes(q[:, 16:48], 1)
-    return _with_minimums(q, _planes(q[:, 48:176], 4) | fifth << 4)
+    return _with_minimums(q, _planes(q[:, 48:176], 4) | _planes(q[:, 16:48], 1) << 4)
 
 
 # 128 bytes of nibbles | 64 bytes of upper 2 bits | 16 signed scales | d half; groups of 16
