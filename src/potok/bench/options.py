@@ -1,0 +1,65 @@
+"""What a load test is asked for."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, fields
+
+from potok.errors import ClientError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Fields are named after the command's options.
+
+    clients is used when rate is empty. duration: of the arrivals at each rate. seed: of prompts and arrivals.
+    prompt_tokens and output_tokens: of each request; the first shared_prefix_tokens of all prompts are the same.
+    """
+
+    url: str = "http://127.0.0.1:8000"
+    clients: tuple[int, ...] = (1, 8, 32, 100)
+    requests_per_client: int = 3
+    rate: tuple[float, ...] = ()  # requests/s
+    duration: float = 60.0  # seconds
+    prompt_tokens: int = 48
+    output_tokens: int = 128
+    shared_prefix_tokens: int = 0
+    endpoint: str = "completions"  # or "chat"
+    ttft_ms: float = 2000.0
+    gap_ms: float = 150.0
+    model: str | None = None  # None: the first that /v1/models names
+    api_key: str | None = None
+    seed: int = 0
+    timeout: float = 600.0  # seconds, of one request
+
+    def check(self) -> None:
+        """Raises ClientError naming the first option that makes no sense."""
+        whole = ("requests_per_client", "prompt_tokens", "output_tokens")
+        for name in (*whole, "duration", "ttft_ms", "gap_ms", "timeout"):
+            if not getattr(self, name) > 0:
+                raise ClientError(f"{_flag(name)} must be above 0, not {getattr(self, name)}.", name)
+        if not self.rate and not (self.clients and all(c >= 1 for c in self.clients)):
+            raise ClientError("--clients must be numbers from 1 up, such as 1,8,32.", "clients")
+        if not all(0 < rate <= 10_000 for rate in self.rate):
+            raise ClientError("--rate must be numbers above 0 and at most 10000 (requests a second).", "rate")
+        if self.endpoint not in {"completions", "chat"}:
+            raise ClientError(f"--endpoint must be completions or chat, not {self.endpoint}.", "endpoint")
+        if not 0 <= self.shared_prefix_tokens < self.prompt_tokens:
+            raise ClientError(
+                f"--shared-prefix-tokens must be from 0 to {self.prompt_tokens - 1}, that is below --prompt-tokens.",
+                "shared_prefix_tokens",
+            )
+
+    def command(self) -> str:
+        """The command line that asks for the same; the API key is not in it."""
+        words = ["potok", "bench", "serve"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "api_key" and (value != field.default or field.name in {"url", "clients", "seed"}):
+                text = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
+                words += [_flag(field.name), text]
+        return shlex.join(words)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
