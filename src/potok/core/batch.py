@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from potok.finish import Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):  # a tuple: a frozen dataclass takes three times as long to make, a hundred times a step
     """Consecutive tokens of one request.
 
     start: absolute position of tokens[0]; the KV of [0, start) is already written.
@@ -31,15 +31,14 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(s.tokens) for s in self.segments)
+        return sum([len(s.tokens) for s in self.segments])
 
     @property
     def num_sampled(self) -> int:
-        return sum(s.sample for s in self.segments)
+        return sum([s.sample for s in self.segments])
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What a step gave one request. row: index among the step's sampled rows, or -1 when it sampled nothing."""
 
     id: int

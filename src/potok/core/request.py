@@ -11,7 +11,7 @@ from potok.finish import Finish
 
 class Phase(IntEnum):
     WAITING = 0  # holds no blocks
-    RUNNING = 1  # holds blocks for [0, computed)
+    RUNNING = 1  # holds blocks for every token it has, the newest one's excepted until the next schedule
     FINISHED = 2  # terminal
 
 
@@ -24,11 +24,16 @@ MOVES = {
 }
 
 
+def no_blocks() -> array[int]:
+    return array("i")
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """tokens: prompt then output. max_new: at most this many output tokens (at least 1).
 
     stop_ids end the request; the sampler makes them impossible before `min_tokens`, so the scheduler need not know it.
+    Everything below `stop_ids` belongs to the scheduler.
     """
 
     id: int
@@ -39,16 +44,16 @@ class Request:
     phase: Phase = Phase.WAITING
     finish: Finish | None = None
     computed: int = 0  # tokens whose KV is in `blocks`
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=no_blocks)
+    last_len: int = 0  # it ends when it has so many tokens: max_new, or a full context
+    order: int = 0  # arrival number: age never changes, whatever happens to the request
+    served: int = 0  # the last step that computed a token of it
+    overtaken: int = 0  # younger requests that joined past it since it began to wait
     preemptions: int = 0
 
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
-
-    @property
-    def num_new(self) -> int:
-        return len(self.tokens) - self.prompt_len
 
     def move(self, to: Phase) -> None:
         assert (self.phase, to) in MOVES, f"request {self.id}: {self.phase.name} -> {to.name}"

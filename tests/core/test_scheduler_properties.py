@@ -1,0 +1,166 @@
+"""The scheduler against an oracle: whatever comes, goes or runs short, each request gets the tokens it gets alone."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+from kv_oracle import END, VOCAB, Executor, answer, request
+
+from potok.core.admission import MAX_OVERTAKEN
+from potok.core.batch import Batch, Delta
+from potok.core.invariants import check
+from potok.core.request import Phase, Request
+from potok.core.scheduler import Limits, Scheduler
+from potok.finish import Finish
+
+
+class Trial:
+    """One scheduler, one executor, one stream of random events; every rule is checked at every step."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = random.Random(seed)
+        block_size, num_blocks = rng.choice([1, 2, 4, 8]), rng.randint(3, 40)
+        self.limits = Limits(
+            max_num_seqs=rng.randint(1, 9),
+            max_num_batched_tokens=rng.choice([1, 2, 3, 4, 8, 40]),
+            max_model_len=rng.randint(2, min(60, num_blocks * block_size)),
+            block_size=block_size,
+        )
+        self.scheduler = Scheduler(self.limits, num_blocks, checked=True)
+        self.executor = Executor(block_size)
+        self.stems = [[rng.randrange(VOCAB) for _ in range(12)] for _ in range(3)]
+        self.ids = count()
+        self.requests: dict[int, Request] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.finish: dict[int, Finish] = {}
+        self.cancelled: set[int] = set()
+        self.arriving = True
+
+    def submit(self) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.stems)[: rng.randint(0, 12)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
+        new = request(next(self.ids), prompt, rng.randint(1, 30), [END] if rng.random() < 0.5 else [])
+        if self.scheduler.submit(new) is None:
+            self.requests[new.id], self.tokens[new.id] = new, []
+        else:
+            assert len(prompt) >= self.limits.max_model_len, "a request that fits was refused"
+
+    def cancel(self) -> None:
+        """Anybody: waiting, running, finished or never known."""
+        id = self.rng.randrange(max(1, next(self.ids)))
+        request = self.requests.get(id)
+        if request is not None and request.phase is not Phase.FINISHED:
+            self.cancelled.add(id)
+        self.scheduler.cancel(id)
+
+    def step(self) -> bool:
+        s = self.scheduler
+        before = {r.id: (r.preemptions, r.served) for r in self.requests.values()}
+        was_running = {r.id for r in s.running}
+        batch = s.schedule(0)
+        check(s)
+        if batch is None:
+            assert not s.waiting and not s.running, "requests are left but nothing is computed"
+            return False
+        self.check_batch(batch, before, was_running)
+        held = {b for segment in batch.segments for b in segment.blocks}
+        while self.rng.random() < 0.15:
+            self.cancel()
+            assert all(s.pool.refs(b) for b in held), "a block that the step in flight writes was let go"
+        if self.arriving and self.rng.random() < 0.1:
+            self.submit()
+        sampled = self.executor.run(batch)
+        failed = {i for i in range(len(sampled)) if self.rng.random() < 0.003}
+        deltas = s.commit(batch, [-1 if i in failed else t for i, t in enumerate(sampled)], 1)
+        self.take(batch, deltas, sampled, failed)
+        return True
+
+    def check_batch(self, batch: Batch, before: dict[int, tuple[int, int]], was_running: set[int]) -> None:
+        s, limits = self.scheduler, self.limits
+        budget, segments = limits.max_num_batched_tokens, {x.id: x for x in batch.segments}
+        assert len(segments) == len(batch.segments), "two segments of one request"
+        assert 0 < batch.num_tokens <= budget
+        running = {r.id for r in s.running}
+        assert segments.keys() <= running
+        for x in batch.segments:
+            r = self.requests[x.id]
+            assert x.start == r.computed and list(x.tokens) == list(r.tokens[x.start : x.start + len(x.tokens)])
+            assert len(x.tokens) > 0 and x.sample == (x.start + len(x.tokens) == len(r.tokens))
+            assert len(x.blocks) == -(-(x.start + len(x.tokens)) // limits.block_size)
+
+        preempted = [r for r in self.requests.values() if r.preemptions > before[r.id][0]]
+        assert not preempted or running <= was_running, "somebody joined in a step that preempts"
+        for r in preempted:
+            assert r.id not in segments and r.phase is Phase.WAITING
+            assert all(r.order > other.order for other in s.running), "somebody older was preempted"
+
+        decoding = [r for r in s.running if r.computed and r.pending == 1]
+        prompts = [r for r in s.running if r not in decoding]
+        quarter = max(1, budget // 4)
+        decoded = [r for r in decoding if r.id in segments]
+        assert len(decoded) == min(len(decoding), budget - min(quarter, sum(r.pending for r in prompts)))
+        put_off = [r.served for r in decoding if r.id not in segments]
+        assert not put_off or all(before[r.id][1] <= min(put_off) for r in decoded), "not the longest unserved first"
+        if budget > quarter:
+            longest = -(-limits.max_num_seqs // (budget - quarter))
+            assert all(batch.step - before[r.id][1] <= longest for r in decoding), "a decoding request starves"
+        left = budget - len(decoded)
+        for r in prompts:
+            n = min(r.pending, left)
+            left -= n
+            assert (len(segments[r.id].tokens) if r.id in segments else 0) == n, "prompts are not served oldest first"
+            assert n or r.served, "joined without getting a token"
+        assert all(r.overtaken <= MAX_OVERTAKEN for r in s.waiting)
+
+    def take(self, batch: Batch, deltas: list[Delta], sampled: list[int], failed: set[int]) -> None:
+        rows = [x.id for x in batch.segments if x.sample]
+        assert [d.id for d in deltas] == [i for i in rows if i not in self.cancelled]
+        for d in deltas:
+            assert rows[d.row] == d.id and d.id not in self.finish
+            if d.row in failed:
+                assert d.token is None and d.finish is Finish.ERROR
+            else:
+                assert d.token == sampled[d.row]
+                self.tokens[d.id].append(d.token)
+            if d.finish is not None:
+                self.finish[d.id] = d.finish
+
+    def verify(self) -> None:
+        assert self.scheduler.pool.used == 0
+        for id, r in self.requests.items():
+            got = self.tokens[id]
+            want = answer(r.tokens[: r.prompt_len], r.max_new, r.stop_ids, self.limits.max_model_len)
+            assert r.phase is Phase.FINISHED
+            if id in self.cancelled:
+                assert id not in self.finish and r.finish is Finish.CANCELLED and got == want[: len(got)]
+            elif self.finish[id] is Finish.ERROR:
+                assert got == want[: len(got)]
+            else:
+                assert got == want
+                assert self.finish[id] is (Finish.STOP if want[-1] in r.stop_ids else Finish.LENGTH)
+
+
+def run(seed: int) -> tuple[int, int]:
+    trial = Trial(seed)
+    for _ in range(trial.rng.randint(20, 120)):
+        while trial.rng.random() < 0.4:
+            trial.submit()
+        if trial.rng.random() < 0.03:
+            trial.cancel()
+        trial.step()
+    trial.arriving = False
+    steps = 0
+    while trial.step():
+        steps += 1
+        assert steps < 20_000, "the rest is never finished"
+    trial.verify()
+    return len(trial.requests), sum(r.preemptions for r in trial.requests.values())
+
+
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_every_request_gets_the_tokens_it_gets_alone(first: int) -> None:
+    totals = [run(seed) for seed in range(first, first + 25)]
+    requests, preemptions = sum(t[0] for t in totals), sum(t[1] for t in totals)
+    assert requests > 300 and preemptions > 20, "the trials no longer exercise what they are for"
