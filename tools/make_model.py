@@ -14,8 +14,9 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from string import ascii_letters
+from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -248,19 +249,16 @@ def byte_characters() -> list[str]:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs that build common words from the left, then all pairs and triples of letters."""
+    """Pairs that build common words from the left, then all pairs and triples of letters and digits."""
     space = byte_characters()[ord(" ")]
     for word in WORDS.split():
         text = space + word
         for i in range(1, len(text)):
             yield text[:i], text[i]
-    for a in ascii_letters:
-        for b in ascii_letters:
-            yield a, b
-    for a in ascii_letters:
-        for b in ascii_letters:
-            for c in ascii_letters:
-                yield a + b, c
+    for a, b in product(ascii_letters + digits, repeat=2):
+        yield a, b
+    for a, b, c in product(ascii_letters + digits, repeat=3):
+        yield a + b, c
 
 
 def _learned(count: int) -> tuple[list[str], list[str]]:
