@@ -1,0 +1,149 @@
+// Single kernels of a named table, for tests that compare tables bit by bit and for micro-benchmarks.
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "bind/bind.h"
+#include "formats/pack.h"
+#include "runtime/arena.h"
+#include "runtime/isa.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace potok {
+namespace {
+
+// Activations in every form; buffers live as long as this.
+struct Activations {
+    Activations(const Kernels& kernels, Matrix<const float> x) : cols((int)x.shape(1)) {
+        const int rows = (int)x.shape(0);
+        const size_t groups = cols / kGroup;
+        f32.assign(x.data(), x.data() + (size_t)rows * cols);
+        a8.resize((size_t)rows * cols);
+        a16.resize((size_t)rows * cols);
+        for (auto* v : {&a8_d, &a8_s, &a16_d, &a16_s}) v->resize(rows * groups);
+        for (int r = 0; r < rows && groups > 0; r++) {
+            const float* row = x.data() + (size_t)r * cols;
+            kernels.quantize_a8(row, cols, a8.data() + (size_t)r * cols, &a8_d[r * groups], &a8_s[r * groups]);
+            kernels.quantize_a16(row, cols, a16.data() + (size_t)r * cols, &a16_d[r * groups], &a16_s[r * groups]);
+        }
+    }
+    ActRows view() {
+        return {f32.data(), a8.data(), a8_d.data(), a8_s.data(), a16.data(), a16_d.data(), a16_s.data(), cols};
+    }
+    int cols;
+    std::vector<float> f32, a8_d, a8_s, a16_d, a16_s;
+    std::vector<int8_t> a8;
+    std::vector<int16_t> a16;
+};
+
+void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> weight, Matrix<const float> x,
+            Matrix<float> out, int repeat) {
+    const Kernels& kernels = kernels_of(isa);
+    const Source s = (Source)source;
+    const int n = (int)weight.shape(0), k = (int)x.shape(1), panels = (n + kPanel - 1) / kPanel;
+    if (weight.shape(1) != source_row_bytes(s, k)) throw std::invalid_argument("weight rows do not have k elements");
+    if (out.shape(0) != x.shape(0) || (int)out.shape(1) != n) throw std::invalid_argument("out is not [rows, n]");
+    const Packed format = packed_form(s);
+    Arena arena;
+    uint8_t* packed = arena.allocate((size_t)panels * panel_bytes(format, k));
+    pack_panels(s, weight.data(), n, k, 0, panels, packed);
+    const PackedWeight w{format, (Act)act, n, k, packed, panel_bytes(format, k)};
+    Activations activations(kernels, x);
+    const ActRows rows = activations.view();
+    LinearTask t{};
+    t.weight = &w;
+    t.acts = &rows;
+    t.row1 = (int)x.shape(0);
+    t.panel1 = panels;
+    t.out = out.data();
+    t.ld_out = n;
+    nb::gil_scoped_release release;
+    for (int i = 0; i < repeat; i++) kernels.linear(t);
+}
+
+void quantize_a8(const std::string& isa, Vector<const float> x, Vector<int8_t> q, Vector<float> d, Vector<float> s) {
+    kernels_of(isa).quantize_a8(x.data(), (int)x.shape(0), q.data(), d.data(), s.data());
+}
+
+void quantize_a16(const std::string& isa, Vector<const float> x, Vector<int16_t> q, Vector<float> d, Vector<float> s) {
+    kernels_of(isa).quantize_a16(x.data(), (int)x.shape(0), q.data(), d.data(), s.data());
+}
+
+void rms_norm(const std::string& isa, Vector<const float> x, Vector<const float> weight, float eps, Vector<float> out) {
+    kernels_of(isa).rms_norm(x.data(), weight.data(), (int)x.shape(0), eps, out.data());
+}
+
+void swiglu(const std::string& isa, Vector<const float> gate, Vector<const float> up, Vector<float> out) {
+    kernels_of(isa).swiglu(gate.data(), up.data(), (int)gate.shape(0), out.data());
+}
+
+void rope_kv(const std::string& isa, Vector<const float> qkv, Vector<const float> cos_sin, int heads, int kv_heads,
+             int block_size, int slot, bool halves, Vector<float> q, Vector<uint16_t> kv) {
+    RopeTask t{};
+    t.qkv = qkv.data();
+    t.q = q.data();
+    t.kv = kv.data();
+    t.slot = slot;
+    t.cos_sin = cos_sin.data();
+    t.num_heads = heads;
+    t.num_kv_heads = kv_heads;
+    t.head_dim = (int)qkv.shape(0) / (heads + 2 * kv_heads);
+    t.rope_dim = (int)cos_sin.shape(0);
+    t.block_size = block_size;
+    t.halves = halves;
+    t.scale = 0.125f;
+    kernels_of(isa).rope_kv(t);
+}
+
+void attention(const std::string& isa, Matrix<const float> q, Matrix<const uint16_t> kv, Vector<const int32_t> blocks,
+               int kv_heads, int head_dim, int block_size, int position, Matrix<float> out, int rows_per_task,
+               int repeat) {
+    const Kernels& kernels = kernels_of(isa);
+    AttentionTask t{};
+    t.q = q.data();
+    t.ld_q = (int)q.shape(1);
+    t.kv = kv.data();
+    t.block_stride = kv.shape(1);
+    t.blocks = blocks.data();
+    t.block_size = block_size;
+    t.head_dim = head_dim;
+    t.num_kv_heads = kv_heads;
+    t.group = (int)q.shape(1) / head_dim / kv_heads;
+    t.out = out.data();
+    t.ld_out = t.ld_q;
+    std::vector<float> scratch(attention_scratch_floats(rows_per_task * t.group, head_dim));
+    t.scratch = scratch.data();
+    const int rows = (int)q.shape(0);
+    nb::gil_scoped_release release;
+    for (int i = 0; i < repeat; i++) {
+        for (int h = 0; h < kv_heads; h++) {
+            for (int r = 0; r < rows; r += rows_per_task) {
+                t.kv_head = h;
+                t.row0 = r;
+                t.row1 = r + rows_per_task < rows ? r + rows_per_task : rows;
+                t.position = position + r;
+                kernels.attention(t);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+    nb::module_ k = m.def_submodule("kernels", "Single kernels of a named table.");
+    k.def("linear", &linear, "isa"_a, "source"_a, "act"_a, "weight"_a, "x"_a, "out"_a, "repeat"_a = 1);
+    k.def("quantize_a8", &quantize_a8, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a);
+    k.def("quantize_a16", &quantize_a16, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a);
+    k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
+    k.def("swiglu", &swiglu, "isa"_a, "gate"_a, "up"_a, "out"_a);
+    k.def("rope_kv", &rope_kv, "isa"_a, "qkv"_a, "cos_sin"_a, "heads"_a, "kv_heads"_a, "block_size"_a, "slot"_a,
+          "halves"_a, "q"_a, "kv"_a);
+    k.def("attention", &attention, "isa"_a, "q"_a, "kv"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a,
+          "position"_a, "out"_a, "rows_per_task"_a, "repeat"_a = 1);
+}
+
+}  // namespace potok

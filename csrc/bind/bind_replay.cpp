@@ -1,0 +1,135 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <tuple>
+
+#include "bind/bind.h"
+#include "plan/replay.h"
+#include "runtime/isa.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace potok {
+namespace {
+
+using PlaceTuple = std::tuple<int, bool, bool, bool>;
+using OpTuple = std::tuple<int, int, int, int, bool, int, std::vector<int>, std::vector<int>>;
+using Ints = Vector<const int32_t>;
+using Floats = Vector<const float>;
+
+int add_weight(Replay& self, int source, int act, int k, Matrix<const uint8_t> rows) {
+    const Source s = (Source)source;
+    if (k % (s == Source::F32 || s == Source::F16 ? 1 : kGroup) != 0 || rows.shape(1) != source_row_bytes(s, k)) {
+        throw std::invalid_argument("rows do not have the bytes of k elements");
+    }
+    nb::gil_scoped_release release;
+    return self.add_weight(s, (Act)act, (int)rows.shape(0), k, rows.data());
+}
+
+void set_plan(Replay& self, std::tuple<int, int, int, int, int, int> sizes, bool rope_halves, float norm_eps,
+              const std::vector<PlaceTuple>& places, const std::vector<OpTuple>& ops, int logits) {
+    Shape shape{};
+    std::tie(shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.rope_dim, shape.vocab) = sizes;
+    shape.rope_halves = rope_halves;
+    shape.norm_eps = norm_eps;
+    if (shape.head_dim % 16 != 0 || shape.head_dim > kMaxHeadDim) {
+        throw std::invalid_argument("head_dim must be a multiple of 16 and at most 256");
+    }
+    std::vector<Place> p;
+    for (const auto& [cols, f32, a8, a16] : places) p.push_back({cols, f32, a8, a16});
+    std::vector<Op> o;
+    for (const auto& [kind, input, residual, output, sampled, layer, weights, biases] : ops) {
+        o.push_back({(OpKind)kind, input, residual, output, sampled, layer, weights, biases});
+    }
+    self.set_plan(shape, std::move(p), std::move(o), logits);
+}
+
+void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indptr, Ints kv_blocks, Ints out_rows,
+          Floats temperature, Ints top_k, Floats top_p, Floats min_p, Vector<const uint64_t> seed, Ints choice,
+          Ints position, Floats presence, Floats frequency, Floats repetition, Ints seen_indptr, Ints seen_ids,
+          Ints seen_counts, Ints bias_indptr, Ints bias_ids, Floats bias_values, Ints logprobs, bool want_hashes,
+          Vector<int32_t> ids, Vector<float> logprob, Matrix<int32_t> top_ids, Matrix<float> top_logprobs,
+          Vector<uint64_t> hashes) {
+    const size_t sampled = out_rows.shape(0);
+    std::vector<SampleRow> rows(sampled);
+    std::vector<SampleOut> out(sampled);
+    for (size_t i = 0; i < sampled; i++) {
+        SampleRow& r = rows[i];
+        r.temperature = temperature.data()[i];
+        r.top_k = top_k.data()[i];
+        r.top_p = top_p.data()[i];
+        r.min_p = min_p.data()[i];
+        r.seed = seed.data()[i];
+        r.choice = (uint32_t)choice.data()[i];
+        r.position = (uint32_t)position.data()[i];
+        r.presence = presence.data()[i];
+        r.frequency = frequency.data()[i];
+        r.repetition = repetition.data()[i];
+        r.seen_ids = seen_ids.data() + seen_indptr.data()[i];
+        r.seen_counts = seen_counts.data() + seen_indptr.data()[i];
+        r.num_seen = seen_indptr.data()[i + 1] - seen_indptr.data()[i];
+        r.bias_ids = bias_ids.data() + bias_indptr.data()[i];
+        r.bias_values = bias_values.data() + bias_indptr.data()[i];
+        r.num_bias = bias_indptr.data()[i + 1] - bias_indptr.data()[i];
+        r.num_logprobs = logprobs.data()[i];
+        r.want_hash = want_hashes;
+        out[i].top_ids = top_ids.data() + i * top_ids.shape(1);
+        out[i].top_logprobs = top_logprobs.data() + i * top_logprobs.shape(1);
+    }
+    const StepView view{(int32_t)tokens.shape(0), (int32_t)q_indptr.shape(0) - 1, (int32_t)sampled, tokens.data(),
+                        positions.data(), q_indptr.data(), kv_indptr.data(), kv_blocks.data(), out_rows.data(),
+                        rows.data(), out.data()};
+    {
+        nb::gil_scoped_release release;
+        self.step(view);
+    }
+    for (size_t i = 0; i < sampled; i++) {
+        ids.data()[i] = out[i].id;
+        logprob.data()[i] = out[i].logprob;
+        if (want_hashes) hashes.data()[i] = out[i].hash;
+    }
+}
+
+nb::object unpack(const Replay& self, int weight, Matrix<float> out) {
+    const PackedWeight& w = self.weight(weight);
+    if ((int)out.shape(0) != w.n || (int)out.shape(1) != w.k) throw std::invalid_argument("out is not [n, k]");
+    for (int r = 0; r < w.n; r++) self.kernels().unpack_row(w, r, out.data() + (size_t)r * w.k);
+    return nb::cast(out);
+}
+
+}  // namespace
+
+void bind_replay(nb::module_& m) {
+    nb::class_<Replay>(m, "Replay", "Weights in packed form, KV memory, and the replay of one plan.")
+        .def(
+            "__init__",
+            [](Replay* self, const std::string& isa, int threads) {
+                if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+                new (self) Replay(kernels_of(isa), threads);
+            },
+            "isa"_a, "threads"_a)
+        .def("add_weight", &add_weight, "source"_a, "act"_a, "k"_a, "rows"_a,
+             "Packs rows [n, bytes] of a tensor type of the file; gives the weight's index.")
+        .def(
+            "add_vector", [](Replay& self, Floats v) { return self.add_vector(v.data(), (int)v.shape(0)); }, "values"_a)
+        .def("set_plan", &set_plan, "sizes"_a, "rope_halves"_a, "norm_eps"_a, "places"_a, "ops"_a, "logits"_a)
+        .def(
+            "allocate",
+            [](Replay& self, int num_blocks, int block_size, Matrix<const float> cos_sin) {
+                self.allocate(num_blocks, block_size, cos_sin.data(), (int)cos_sin.shape(0));
+            },
+            "num_blocks"_a, "block_size"_a, "cos_sin"_a)
+        .def("step", &step)
+        .def("unpack", &unpack, "weight"_a, "out"_a, "A packed weight as float32 [n, k].")
+        .def(
+            "poison", [](Replay& self, Ints blocks) { self.poison(blocks.data(), (int)blocks.shape(0)); }, "blocks"_a,
+            "Writes NaN over the KV of these blocks.")
+        .def_prop_ro("threads", &Replay::threads)
+        .def_prop_ro("isa", [](const Replay& self) { return std::string(self.isa()); })
+        .def_prop_ro("packed_bytes", &Replay::packed_bytes);
+}
+
+}  // namespace potok

@@ -1,0 +1,149 @@
+// Kernels over one row: norm, activation quantisation, SwiGLU, rotation with the KV write, unpacking a weight row.
+// Included inside the namespace of an ISA, after lanes.h and math.inl.
+
+static inline Lanes load_part(const float* p, int n) {
+    float lanes[16] = {0};
+    memcpy(lanes, p, (size_t)n * sizeof(float));
+    return load(lanes);
+}
+static inline void store_part(float* p, Lanes a, int n) {
+    float lanes[16];
+    store(lanes, a);
+    memcpy(p, lanes, (size_t)n * sizeof(float));
+}
+
+static void rms_norm(const float* x, const float* weight, int cols, float eps, float* out) {
+    Lanes sum = set1(0);
+    int c = 0;
+    for (; c + 16 <= cols; c += 16) {
+        const Lanes v = load(x + c);
+        sum = fma(v, v, sum);
+    }
+    if (c < cols) {
+        const Lanes v = load_part(x + c, cols - c);
+        sum = fma(v, v, sum);
+    }
+    const float mean = sum_tree(sum) / (float)cols;
+    const Lanes r = set1(1.0f / sqrt1(mean + eps));
+    for (c = 0; c + 16 <= cols; c += 16) store(out + c, mul(mul(load(x + c), r), load(weight + c)));
+    if (c < cols) {
+        const Lanes v = mul(mul(load_part(x + c, cols - c), r), load_part(weight + c, cols - c));
+        store_part(out + c, v, cols - c);
+    }
+}
+
+// One scale per 32: d = amax / limit, q = round(a * (limit / amax)), s = d * sum(q).
+static inline void quantize_group(const float* x, float limit, int32_t* q, float* d, float* s) {
+    const Lanes a = load(x), b = load(x + 16);
+    const float amax = max_tree(max(abs(a), abs(b)));
+    const Lanes inverse = set1(amax > 0 ? limit / amax : 0);
+    store_i32(q, round_even(mul(a, inverse)));
+    store_i32(q + 16, round_even(mul(b, inverse)));
+    int32_t sum = 0;
+    for (int i = 0; i < kGroup; i++) sum += q[i];
+    *d = amax / limit;
+    *s = *d * (float)sum;
+}
+
+static void quantize_a8(const float* x, int cols, int8_t* q, float* d, float* s) {
+    int32_t wide[kGroup];
+    for (int g = 0; g < cols / kGroup; g++) {
+        quantize_group(x + g * kGroup, 127.0f, wide, d + g, s + g);
+        for (int i = 0; i < kGroup; i++) q[g * kGroup + i] = (int8_t)wide[i];
+    }
+}
+
+static void quantize_a16(const float* x, int cols, int16_t* q, float* d, float* s) {
+    int32_t wide[kGroup];
+    for (int g = 0; g < cols / kGroup; g++) {
+        quantize_group(x + g * kGroup, 32767.0f, wide, d + g, s + g);
+        int16_t* out = q + g * kGroup;
+        for (int i = 0; i < kGroup; i += 4) {  // pair order: 0 2 1 3
+            out[i] = (int16_t)wide[i];
+            out[i + 1] = (int16_t)wide[i + 2];
+            out[i + 2] = (int16_t)wide[i + 1];
+            out[i + 3] = (int16_t)wide[i + 3];
+        }
+    }
+}
+
+// silu(g) = g / (1 + exp(-g)); written with exp(-|g|) so that the polynomial never sees a positive argument.
+static inline Lanes swiglu_lanes(Lanes g, Lanes u) {
+    const Lanes one = set1(1.0f);
+    const Lanes e = exp(sub(set1(0), abs(g)));
+    const Lanes numerator = select(less(g, set1(0)), e, one);
+    return mul(mul(g, div(numerator, add(one, e))), u);
+}
+
+static void swiglu(const float* gate, const float* up, int cols, float* out) {
+    int c = 0;
+    for (; c + 16 <= cols; c += 16) store(out + c, swiglu_lanes(load(gate + c), load(up + c)));
+    if (c < cols) {
+        store_part(out + c, swiglu_lanes(load_part(gate + c, cols - c), load_part(up + c, cols - c)), cols - c);
+    }
+}
+
+static inline void rotate_head(const float* in, const float* cos_sin, int head_dim, int rope_dim, bool halves,
+                               float* out) {
+    const int n = rope_dim / 2;
+    for (int i = 0; i < n; i++) {
+        const int a = halves ? i : 2 * i, b = halves ? i + n : 2 * i + 1;
+        const float c = cos_sin[i], s = cos_sin[n + i];
+        out[a] = in[a] * c - in[b] * s;
+        out[b] = in[a] * s + in[b] * c;
+    }
+    for (int i = rope_dim; i < head_dim; i++) out[i] = in[i];
+}
+
+static void rope_kv(const RopeTask& t) {
+    const int d = t.head_dim;
+    for (int h = 0; h < t.num_heads; h++) {
+        float* out = t.q + h * d;
+        rotate_head(t.qkv + h * d, t.cos_sin, d, t.rope_dim, t.halves, out);
+        for (int i = 0; i < d; i++) out[i] = out[i] * t.scale;
+    }
+    float rotated[kMaxHeadDim];
+    uint16_t half[kMaxHeadDim];
+    for (int h = 0; h < t.num_kv_heads; h++) {
+        const float* key = t.qkv + (t.num_heads + h) * d;
+        const float* value = t.qkv + (t.num_heads + t.num_kv_heads + h) * d;
+        uint16_t* k = t.kv + (size_t)h * 2 * t.block_size * d;
+        uint16_t* v = k + (size_t)t.block_size * d + (size_t)t.slot * d;
+        rotate_head(key, t.cos_sin, d, t.rope_dim, t.halves, rotated);
+        for (int i = 0; i < d; i += 16) store_f16(half + i, load(rotated + i));
+        for (int i = 0; i < d; i++) k[(size_t)i * t.block_size + t.slot] = half[i];
+        for (int i = 0; i < d; i += 16) store_f16(v + i, load(value + i));
+    }
+}
+
+// Row n of a packed weight as floats: exactly the value that the file's format defines.
+static void unpack_row(const PackedWeight& w, int row, float* out) {
+    const uint8_t* panel = w.data + (size_t)(row / kPanel) * w.panel_bytes;
+    const int c = row % kPanel;
+    for (int k = 0; k < w.k; k++) {
+        const int b = k / kGroup, r = k % kGroup;
+        switch (w.format) {
+            case Packed::P4M: {
+                const uint8_t* q = panel + (size_t)b * kP4MBytes;
+                const uint16_t* scales = (const uint16_t*)(q + 256);
+                const uint8_t byte = q[64 * (r / 8) + 4 * c + r % 4];
+                const int nibble = r % 8 < 4 ? byte & 15 : byte >> 4;
+                out[k] = (float)nibble * f16_to_f32(scales[c]) + f16_to_f32(scales[16 + c]);
+                break;
+            }
+            case Packed::P8: {
+                const uint8_t* q = panel + (size_t)b * kP8Bytes;
+                const int pair = 2 * (r / 4) + r % 2, element = r / 2 % 2;
+                const int8_t value = (int8_t)q[32 * pair + 2 * c + element];
+                out[k] = (float)value * f16_to_f32(((const uint16_t*)(q + 512))[c]);
+                break;
+            }
+            case Packed::F16:
+                out[k] = f16_to_f32(((const uint16_t*)panel)[(size_t)k * kPanel + c]);
+                break;
+            case Packed::F32:
+                out[k] = ((const float*)panel)[(size_t)k * kPanel + c];
+                break;
+        }
+    }
+}

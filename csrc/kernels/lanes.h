@@ -1,0 +1,238 @@
+// Lanes: 16 floats, the virtual lanes of the numerics contract. One definition per ISA, chosen by the including
+// translation unit; kernels are written once on top and are bit-equal on every ISA because every operation here is
+// correctly rounded and every reduction has one fixed tree.
+//
+//   max(a, b)     a > b ? a : b, lane by lane (so b where either is NaN), as x86 has it
+//   sum_tree      ((0+8)+(4+12)) + ... : halves are added until one lane is left; max_tree likewise
+//   fma           one rounding
+//
+// Included inside the namespace of an ISA. Plain static functions only: an inline function of the standard library
+// compiled here with wider instructions could be picked by the linker for the whole program.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(POTOK_AVX2)
+#include <immintrin.h>
+#else
+#include <math.h>
+#endif
+
+namespace potok {
+namespace POTOK_ISA {
+
+#if defined(POTOK_AVX2)
+
+struct Lanes {
+    __m256 lo, hi;
+};
+struct Mask {
+    __m256 lo, hi;
+};
+
+static inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline void store(float* p, Lanes a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+static inline Lanes set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Lanes broadcast(const float* p) {
+    const __m256 v = _mm256_broadcast_ss(p);
+    return {v, v};
+}
+static inline Lanes load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+static inline void store_f16(uint16_t* p, Lanes a) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+static inline Lanes sub(Lanes a, Lanes b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+static inline Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+static inline Lanes div(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+static inline Lanes max(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+static inline Lanes min(Lanes a, Lanes b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+static inline Lanes abs(Lanes a) {
+    const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
+}
+static inline Lanes round_even(Lanes a) {
+    return {_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+            _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+static inline Mask less(Lanes a, Lanes b) {
+    return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
+}
+static inline Mask greater_equal(Lanes a, Lanes b) {
+    return {_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ)};
+}
+static inline Lanes select(Mask m, Lanes yes, Lanes no) {
+    return {_mm256_blendv_ps(no.lo, yes.lo, m.lo), _mm256_blendv_ps(no.hi, yes.hi, m.hi)};
+}
+// bit i is set where lane i of the mask is
+static inline uint32_t bits(Mask m) {
+    return (uint32_t)_mm256_movemask_ps(m.lo) | (uint32_t)_mm256_movemask_ps(m.hi) << 8;
+}
+// 2^n for lanes that hold whole numbers n in [-126, 128] (128 gives infinity)
+static inline Lanes exp2_whole(Lanes n) {
+    const __m256i bias = _mm256_set1_epi32(127);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.lo), bias), 23)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.hi), bias), 23))};
+}
+// whole-number lanes to int32
+static inline void store_i32(int32_t* p, Lanes a) {
+    _mm256_storeu_si256((__m256i*)p, _mm256_cvtps_epi32(a.lo));
+    _mm256_storeu_si256((__m256i*)(p + 8), _mm256_cvtps_epi32(a.hi));
+}
+static inline float sqrt1(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+static inline float fma1(float a, float b, float c) {
+    return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
+}
+static inline float sum_tree(Lanes a) {
+    const __m256 v8 = _mm256_add_ps(a.lo, a.hi);
+    const __m128 v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
+    const __m128 v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+    return _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)));
+}
+static inline float max_tree(Lanes a) {
+    const __m256 v8 = _mm256_max_ps(a.lo, a.hi);
+    const __m128 v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
+    const __m128 v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
+    return _mm_cvtss_f32(_mm_max_ss(v2, _mm_movehdup_ps(v2)));
+}
+// 16 running sums in double
+struct Wide {
+    __m256d v[4];
+};
+static inline Wide wide_zero() {
+    const __m256d z = _mm256_setzero_pd();
+    return {{z, z, z, z}};
+}
+static inline Wide wide_add(Wide sum, Lanes a) {
+    return {{_mm256_add_pd(sum.v[0], _mm256_cvtps_pd(_mm256_castps256_ps128(a.lo))),
+             _mm256_add_pd(sum.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(a.lo, 1))),
+             _mm256_add_pd(sum.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(a.hi))),
+             _mm256_add_pd(sum.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(a.hi, 1)))}};
+}
+static inline void wide_store(double* p, Wide a) {
+    for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, a.v[i]);
+}
+static inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+
+#else
+
+struct Lanes {
+    float v[16];
+};
+struct Mask {
+    bool v[16];
+};
+
+#define POTOK_LANES(type, expr)                      \
+    type r;                                          \
+    for (int i = 0; i < 16; i++) r.v[i] = (expr);    \
+    return r
+
+// IEEE half <-> single without any instruction for it. Rounds to nearest even; NaN stays NaN (quieted, payload kept).
+static inline float f16_to_f32(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
+    uint32_t u;
+    if (exponent == 31) {
+        u = sign | 0x7f800000 | fraction << 13 | (fraction ? 0x400000 : 0);
+    } else if (exponent != 0) {
+        u = sign | (exponent + 112) << 23 | fraction << 13;
+    } else {
+        // a subnormal half is fraction * 2^-24, exactly representable
+        const float f = (float)fraction * 0x1p-24f;
+        memcpy(&u, &f, 4);
+        u |= sign;
+    }
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static inline uint16_t f32_to_f16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    const uint32_t sign = u >> 16 & 0x8000;
+    u &= 0x7fffffff;
+    if (u >= 0x7f800000) {  // infinity, NaN
+        return (uint16_t)(sign | 0x7c00 | (u > 0x7f800000 ? 0x200 | (u >> 13 & 0x3ff) : 0));
+    }
+    if (u >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // rounds to 2^16 or more
+    if (u < 0x38800000) {                                   // subnormal half, or zero
+        float scaled;
+        memcpy(&scaled, &u, 4);
+        // Adding 0.5 leaves value / 2^-24, rounded to nearest even, in the low bits of the sum.
+        scaled += 0.5f;
+        memcpy(&u, &scaled, 4);
+        return (uint16_t)(sign | (u - 0x3f000000));
+    }
+    return (uint16_t)(sign | ((u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13));
+}
+static inline Lanes load(const float* p) { POTOK_LANES(Lanes, p[i]); }
+static inline void store(float* p, Lanes a) { memcpy(p, a.v, sizeof a.v); }
+static inline Lanes set1(float x) { POTOK_LANES(Lanes, x); }
+static inline Lanes broadcast(const float* p) { return set1(*p); }
+static inline Lanes load_f16(const uint16_t* p) { POTOK_LANES(Lanes, f16_to_f32(p[i])); }
+static inline void store_f16(uint16_t* p, Lanes a) {
+    for (int i = 0; i < 16; i++) p[i] = f32_to_f16(a.v[i]);
+}
+static inline Lanes add(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] + b.v[i]); }
+static inline Lanes sub(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] - b.v[i]); }
+static inline Lanes mul(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] * b.v[i]); }
+static inline Lanes div(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] / b.v[i]); }
+static inline Lanes max(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+static inline Lanes min(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+static inline Lanes fma(Lanes a, Lanes b, Lanes c) { POTOK_LANES(Lanes, ::fmaf(a.v[i], b.v[i], c.v[i])); }
+static inline Lanes abs(Lanes a) { POTOK_LANES(Lanes, ::fabsf(a.v[i])); }
+static inline Lanes round_even(Lanes a) { POTOK_LANES(Lanes, ::nearbyintf(a.v[i])); }
+static inline Mask less(Lanes a, Lanes b) { POTOK_LANES(Mask, a.v[i] < b.v[i]); }
+static inline Mask greater_equal(Lanes a, Lanes b) { POTOK_LANES(Mask, a.v[i] >= b.v[i]); }
+static inline Lanes select(Mask m, Lanes yes, Lanes no) { POTOK_LANES(Lanes, m.v[i] ? yes.v[i] : no.v[i]); }
+static inline uint32_t bits(Mask m) {
+    uint32_t b = 0;
+    for (int i = 0; i < 16; i++) b |= (uint32_t)m.v[i] << i;
+    return b;
+}
+static inline Lanes exp2_whole(Lanes n) {
+    Lanes r;
+    for (int i = 0; i < 16; i++) {
+        const uint32_t u = (uint32_t)((int32_t)n.v[i] + 127) << 23;
+        memcpy(&r.v[i], &u, 4);
+    }
+    return r;
+}
+static inline void store_i32(int32_t* p, Lanes a) {
+    for (int i = 0; i < 16; i++) p[i] = (int32_t)a.v[i];
+}
+static inline float sqrt1(float x) { return ::sqrtf(x); }
+static inline float fma1(float a, float b, float c) { return ::fmaf(a, b, c); }
+static inline float sum_tree(Lanes a) {
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) a.v[i] = a.v[i] + a.v[i + n];
+    return a.v[0];
+}
+static inline float max_tree(Lanes a) {
+    for (int n = 8; n > 0; n /= 2)
+        for (int i = 0; i < n; i++) a.v[i] = a.v[i] > a.v[i + n] ? a.v[i] : a.v[i + n];
+    return a.v[0];
+}
+struct Wide {
+    double v[16];
+};
+static inline Wide wide_zero() { POTOK_LANES(Wide, 0); }
+static inline Wide wide_add(Wide sum, Lanes a) { POTOK_LANES(Wide, sum.v[i] + (double)a.v[i]); }
+static inline void wide_store(double* p, Wide a) { memcpy(p, a.v, sizeof a.v); }
+
+#undef POTOK_LANES
+#endif
+
+}  // namespace POTOK_ISA
+}  // namespace potok

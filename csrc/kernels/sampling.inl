@@ -1,0 +1,456 @@
+// The sampler: one row, in the order of operations of potok.sampling, whose plain sort of the vocabulary gives the same
+// bits. Nothing here sorts the vocabulary: a row keeps the maxima of spans of 64 logits, finds a bracket of logits that
+// holds the wanted place of the order, and sorts that. Sums of weights are exact in double (potok.sampling says why),
+// so a sum over "everything above a logit" equals the running sum of the order there, whatever the order of adding.
+// Included inside the namespace of an ISA, after lanes.h and math.inl.
+
+constexpr float kGreedyBelow = 1e-5f;
+constexpr float kLargest = 0x1.fffffep127f;
+constexpr float kInfinity = __builtin_inff();
+constexpr float kWeightStep = 0x1p-11f;    // adding and subtracting it rounds to a multiple of 2^-34
+constexpr double kWeightlessBelow = -25;   // exp of less rounds to the weight 0
+constexpr int64_t kNoCount = INT64_MAX;
+constexpr int kSmallWindow = 512;
+
+// The head of the order: how many ids, and the sum of their weights.
+struct Head {
+    int64_t count;
+    double mass;
+};
+
+// Where to stop in the order: at so many ids, or when the mass has reached (or, if strict, passed) a value.
+struct Goal {
+    int64_t count;
+    double mass;
+    bool strict;
+};
+
+struct Place {
+    Head head;  // up to and with id
+    int32_t id;
+};
+
+struct Sampler {
+    float* x;  // logits, [spans * 64], -inf past the vocabulary
+    int vocab, spans;
+    float* peaks;    // [spans], highest logit of each span
+    float* weights;  // [spans * 64], of spans that are ready
+    uint8_t* ready;  // [spans]
+    float peak;      // highest of peaks
+    float scale;     // 1 / temperature
+    float floor;     // finite; no logit below it has a weight
+    // Ids whose logit is in some bracket, in order; before: what stands before them in the order.
+    uint64_t *window, *spare;
+    int window_size;
+    Head before;
+};
+
+static inline bool reached(const Goal& goal, const Head& head) {
+    return head.count >= goal.count || (goal.strict ? head.mass > goal.mass : head.mass >= goal.mass);
+}
+
+// ---- Random numbers
+
+// Philox4x32-10 of counter (position, choice, 0, 0) and key seed; the first two words as a number in [0, 1).
+static double uniform(uint64_t seed, uint32_t choice, uint32_t position) {
+    uint32_t c[4] = {position, choice, 0, 0}, k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)0xD2511F53 * c[0], b = (uint64_t)0xCD9E8D57 * c[2];
+        const uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1],
+                                  (uint32_t)a};
+        memcpy(c, next, sizeof c);
+        k[0] += 0x9E3779B9;
+        k[1] += 0xBB67AE85;
+    }
+    return (double)(((uint64_t)c[1] << 32 | c[0]) >> 11) * 0x1p-53;
+}
+
+static uint64_t hash_row(const float* x, int vocab) {
+    uint64_t sum = 0;
+    for (int i = 0; i < vocab; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        uint64_t v = ((uint64_t)i << 32 | u) * 0x9E3779B97F4A7C15;
+        v = (v ^ v >> 32) * 0xBF58476D1CE4E5B9;
+        sum += v;
+    }
+    return sum;
+}
+
+// ---- Order
+
+// Ascending keys are descending logits, then ascending ids.
+static inline uint64_t order_key(float x, int32_t id) {
+    x = x + 0.0f;  // -0 becomes 0
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    u = u >> 31 ? u : ~u & 0x7fffffff;
+    return (uint64_t)u << 32 | (uint32_t)id;
+}
+
+static void merge_runs(const uint64_t* a, int middle, int n, uint64_t* out) {
+    if (middle >= n || a[middle - 1] <= a[middle]) {
+        memcpy(out, a, (size_t)n * sizeof *a);
+        return;
+    }
+    int i = 0, j = middle, k = 0;
+    while (i < middle && j < n) {
+        const bool second = a[j] < a[i];
+        out[k++] = second ? a[j] : a[i];
+        j += second;
+        i += !second;
+    }
+    memcpy(out + k, a + i, (size_t)(middle - i) * sizeof *a);
+    memcpy(out + k + middle - i, a + j, (size_t)(n - j) * sizeof *a);
+}
+
+static void sort_window(Sampler& s) {
+    const int run = 16, n = s.window_size;
+    for (int start = 0; start < n; start += run) {
+        const int end = start + run < n ? start + run : n;
+        for (int i = start + 1; i < end; i++) {
+            const uint64_t v = s.window[i];
+            int j = i;
+            for (; j > start && s.window[j - 1] > v; j--) s.window[j] = s.window[j - 1];
+            s.window[j] = v;
+        }
+    }
+    for (int width = run; width < n; width *= 2) {
+        for (int start = 0; start < n; start += 2 * width) {
+            const int left = n - start < 2 * width ? n - start : 2 * width;
+            merge_runs(s.window + start, width < left ? width : left, left, s.spare + start);
+        }
+        uint64_t* sorted = s.spare;
+        s.spare = s.window;
+        s.window = sorted;
+    }
+}
+
+// The window becomes the ids with low <= logit < high, in order.
+static void fill_window(Sampler& s, float low, float high, Head before) {
+    const Lanes lows = set1(low), highs = set1(high);
+    int n = 0;
+    for (int span = 0; span < s.spans; span++) {
+        if (!(s.peaks[span] >= low)) continue;
+        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
+            const Lanes v = load(s.x + i);
+            for (uint32_t m = bits(greater_equal(v, lows)) & bits(less(v, highs)); m != 0; m &= m - 1) {
+                const int32_t id = i + __builtin_ctz(m);
+                s.window[n++] = order_key(s.x[id], id);
+            }
+        }
+    }
+    s.window_size = n;
+    s.before = before;
+    sort_window(s);
+}
+
+// How many spans hold a logit >= low.
+static inline int spans_reaching(const Sampler& s, float low) {
+    const Lanes lows = set1(low);
+    int n = 0;
+    for (int i = 0; i < s.spans; i += 16) n += __builtin_popcount(bits(greater_equal(load(s.peaks + i), lows)));
+    return n;
+}
+
+// A finite number that at least `rank` spans reach and not many more, or the lowest one where that takes too long.
+static float span_rank(const Sampler& s, int rank) {
+    if (s.spans < rank) return -kLargest;
+    float low = -kLargest, high = s.peak;
+    float reach = 1;
+    for (int step = 0; step < 32; step++) {
+        const float middle = low == -kLargest ? s.peak - reach : low * 0.5f + high * 0.5f;
+        reach = reach * 2;
+        const int n = spans_reaching(s, middle);
+        if (n < rank) {
+            high = middle;
+        } else {
+            low = middle;
+            if (n <= rank + rank / 4) break;
+        }
+    }
+    return low > -kLargest ? low : -kLargest;
+}
+
+// ---- Weights
+
+static inline Lanes weight(const Sampler& s, Lanes x) {
+    const Lanes step = set1(kWeightStep);
+    return sub(add(exp(mul(sub(x, set1(s.peak)), set1(s.scale))), step), step);
+}
+
+static inline void weigh_span(Sampler& s, int span) {
+    if (s.ready[span]) return;
+    s.ready[span] = 1;
+    for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) store(s.weights + i, weight(s, load(s.x + i)));
+}
+
+static inline double sum_wide(Wide sum) {
+    double v[16], total = 0;
+    wide_store(v, sum);
+    for (int i = 0; i < 16; i++) total += v[i];
+    return total;
+}
+
+// Weights are measured from the highest logit, at this temperature.
+static void set_temperature(Sampler& s, float temperature) {
+    s.scale = 1.0f / temperature;
+    const double floor = (double)s.peak + kWeightlessBelow * (double)temperature;
+    s.floor = floor > -kLargest ? (float)floor : -kLargest;
+    memset(s.ready, 0, (size_t)s.spans);
+}
+
+static double whole_mass(Sampler& s) {
+    Wide sum = wide_zero();
+    for (int span = 0; span < s.spans; span++) {
+        if (!(s.peaks[span] >= s.floor)) continue;
+        weigh_span(s, span);
+        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) sum = wide_add(sum, load(s.weights + i));
+    }
+    return sum_wide(sum);
+}
+
+// The head of the order made of ids whose logit is >= low and whose weight is >= least.
+static Head head_above(Sampler& s, float low, float least) {
+    const Lanes lows = set1(low), leasts = set1(least), zero = set1(0);
+    Wide sum = wide_zero();
+    int64_t count = 0;
+    for (int span = 0; span < s.spans; span++) {
+        if (!(s.peaks[span] >= low)) continue;
+        weigh_span(s, span);
+        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
+            const Lanes w = load(s.weights + i);
+            const Mask high = greater_equal(load(s.x + i), lows), heavy = greater_equal(w, leasts);
+            count += __builtin_popcount(bits(high) & bits(heavy));
+            sum = wide_add(sum, select(high, select(heavy, w, zero), zero));
+        }
+    }
+    return {count, sum_wide(sum)};
+}
+
+// ---- Places in the order
+
+// Looks for the goal in the window; false where it stands before or after it.
+static bool find_in_window(const Sampler& s, const Goal& goal, Place& place) {
+    Head head = s.before;
+    if (head.count > 0 && reached(goal, head)) return false;
+    for (int i = 0; i < s.window_size; i++) {
+        const int32_t id = (int32_t)(uint32_t)s.window[i];
+        head.count++;
+        head.mass += (double)s.weights[id];
+        if (reached(goal, head)) {
+            place = {head, id};
+            return true;
+        }
+    }
+    return false;
+}
+
+// The first place of the order where the goal is reached. If it is nowhere, id is -1 and the head is the whole order
+// as far as it has weights.
+static Place find(Sampler& s, const Goal& goal) {
+    Place place = {{0, 0}, -1};
+    if (find_in_window(s, goal, place)) return place;
+
+    // Bracket: not reached above `high`, whose head is `before`; reached above `low`, if anywhere.
+    float low = s.floor, high = kInfinity;
+    Head before = {0, 0}, whole = {0, 0};
+    const int ranks[2] = {64, 512};
+    bool known = false;
+    for (int i = 0; i < 2 && !known; i++) {
+        const float probe = span_rank(s, ranks[i]);
+        if (probe <= s.floor) break;
+        const Head head = head_above(s, probe, 0);
+        known = reached(goal, head);
+        if (known) {
+            low = probe;
+            whole = head;
+        } else {
+            high = probe;
+            before = head;
+        }
+    }
+    if (!known) {
+        whole = head_above(s, low, 0);
+        if (!reached(goal, whole)) return {whole, -1};
+    }
+    for (int step = 0; step < 24 && whole.count - before.count > kSmallWindow; step++) {
+        const float top = high < kInfinity ? high : s.peak, middle = low * 0.5f + top * 0.5f;
+        if (!(middle > low && middle < top)) break;
+        const Head head = head_above(s, middle, 0);
+        if (reached(goal, head)) {
+            low = middle;
+            whole = head;
+        } else {
+            high = middle;
+            before = head;
+        }
+    }
+    fill_window(s, low, high, before);
+    find_in_window(s, goal, place);
+    return place;
+}
+
+// ---- Steps of the row
+
+// Fills the maxima of the spans and the highest logit; false if a logit is not finite.
+static bool scan_raw(Sampler& s) {
+    Lanes bad = set1(0);
+    const Lanes zero = set1(0);
+    const int whole = s.vocab / kSpan;
+    for (int span = 0; span < whole; span++) {
+        const float* p = s.x + span * kSpan;
+        const Lanes a = load(p), b = load(p + 16), c = load(p + 32), d = load(p + 48);
+        // a finite number times 0 is 0, anything else NaN
+        bad = add(bad, add(add(mul(a, zero), mul(b, zero)), add(mul(c, zero), mul(d, zero))));
+        s.peaks[span] = max_tree(max(max(a, b), max(c, d)));
+    }
+    float tail = -kInfinity, tail_bad = 0;
+    for (int i = whole * kSpan; i < s.vocab; i++) {
+        tail = s.x[i] > tail ? s.x[i] : tail;
+        tail_bad += s.x[i] * 0.0f;
+    }
+    if (whole < s.spans) s.peaks[whole] = tail;
+    for (int i = s.spans; i % 16 != 0; i++) s.peaks[i] = -kInfinity;
+    float lanes[16];
+    store(lanes, bad);
+    for (int i = 0; i < 16; i++) tail_bad += lanes[i];
+    return tail_bad == 0;
+}
+
+static void find_peak(Sampler& s) {
+    Lanes peak = set1(-kInfinity);
+    for (int i = 0; i < s.spans; i += 16) peak = max(peak, load(s.peaks + i));
+    s.peak = max_tree(peak);
+}
+
+// The lowest id that has the highest logit.
+static int32_t best_id(const Sampler& s) {
+    int span = 0;
+    while (s.peaks[span] != s.peak) span++;
+    int32_t id = span * kSpan;
+    while (s.x[id] != s.peak) id++;
+    return id;
+}
+
+static inline float below_infinity(float x) { return x < kLargest ? x : kLargest; }
+
+static void edit_logits(Sampler& s, const SampleRow& row, float* raw_seen, float* raw_bias) {
+    for (int i = 0; i < row.num_seen; i++) {
+        float* p = s.x + row.seen_ids[i];
+        float x = raw_seen[i] = *p;
+        x = x > 0 ? x / row.repetition : x * row.repetition;
+        if (row.seen_counts[i] > 0) {
+            x = x - row.frequency * (float)row.seen_counts[i];
+            x = x - row.presence;
+        }
+        *p = below_infinity(x);
+    }
+    for (int i = 0; i < row.num_bias; i++) {
+        float* p = s.x + row.bias_ids[i];
+        raw_bias[i] = *p;
+        *p = below_infinity(*p + row.bias_values[i]);
+    }
+    memset(s.ready, 0, (size_t)s.spans);
+    for (int i = 0; i < row.num_seen; i++) s.ready[row.seen_ids[i] / kSpan] = 1;
+    for (int i = 0; i < row.num_bias; i++) s.ready[row.bias_ids[i] / kSpan] = 1;
+    for (int span = 0; span < s.spans; span++) {
+        if (!s.ready[span]) continue;
+        const float* p = s.x + span * kSpan;
+        s.peaks[span] = max_tree(max(max(load(p), load(p + 16)), max(load(p + 32), load(p + 48))));
+    }
+    find_peak(s);
+}
+
+static float raw_logit(const Sampler& s, const SampleRow& row, const float* raw_seen, const float* raw_bias, int id) {
+    for (int i = 0; i < row.num_seen; i++)
+        if (row.seen_ids[i] == id) return raw_seen[i];
+    for (int i = 0; i < row.num_bias; i++)
+        if (row.bias_ids[i] == id) return raw_bias[i];
+    return s.x[id];
+}
+
+static int32_t draw(Sampler& s, const SampleRow& row) {
+    Head kept = {s.vocab, 0};
+    bool weighed = false;
+    if (row.min_p > 0) {
+        const float least = row.min_p < 1 ? row.min_p : 1;
+        float low = s.floor;
+        if (least > 0x1p-30f) {
+            // exp(z) of a weight >= least is at least half of it; z is off by little
+            const double z = (double)log1(least) - 0.75, bound = (double)s.peak + z * (double)row.temperature;
+            low = bound > (double)s.floor ? (float)bound : s.floor;
+        }
+        kept = head_above(s, low, least);
+        weighed = true;
+    }
+    if (row.top_k > 0 && row.top_k < kept.count) {
+        kept = find(s, {row.top_k, (double)kInfinity, false}).head;
+        weighed = true;
+    }
+    if (!weighed) kept.mass = whole_mass(s);
+    if (row.top_p < 1) kept = find(s, {kNoCount, (double)row.top_p * kept.mass, false}).head;
+    return find(s, {kNoCount, uniform(row.seed, row.choice, row.position) * kept.mass, true}).id;
+}
+
+static void sample_row(float* logits, int vocab, const SampleRow& row, SampleOut& out, void* scratch) {
+    Sampler s;
+    s.x = logits;
+    s.vocab = vocab;
+    const size_t n = (size_t)padded_vocab(vocab);
+    s.spans = (int)(n / kSpan);
+    s.window = (uint64_t*)scratch;
+    s.spare = s.window + n;
+    s.weights = (float*)(s.spare + n);
+    float* raw_seen = s.weights + n;
+    float* raw_bias = raw_seen + n;
+    s.peaks = raw_bias + n;
+    s.ready = (uint8_t*)(s.peaks + (s.spans + 15) / 16 * 16);
+    s.window_size = 0;
+    s.before = {0, 0};
+
+    out.id = -1;
+    out.logprob = 0;
+    out.hash = row.want_hash ? hash_row(logits, vocab) : 0;
+    for (int i = 0; i < row.num_logprobs; i++) {
+        out.top_ids[i] = -1;
+        out.top_logprobs[i] = 0;
+    }
+    if (!scan_raw(s)) return;
+    find_peak(s);
+
+    const float raw_peak = s.peak;
+    float log_mass = 0;
+    bool weighed = false;  // at temperature 1, and not edited since
+    if (row.num_logprobs >= 0) {
+        set_temperature(s, 1);
+        log_mass = log1((float)whole_mass(s));
+        weighed = true;
+        if (row.num_logprobs > 0) {
+            fill_window(s, span_rank(s, row.num_logprobs), kInfinity, {0, 0});
+            for (int i = 0; i < row.num_logprobs && i < s.window_size; i++) {
+                const int32_t id = (int32_t)(uint32_t)s.window[i];
+                out.top_ids[i] = id;
+                out.top_logprobs[i] = (s.x[id] - raw_peak) - log_mass;
+            }
+            s.window_size = 0;
+        }
+    }
+
+    const int32_t raw_best = row.num_bias > 0 ? best_id(s) : 0;
+    if (row.num_seen > 0 || row.num_bias > 0) {
+        edit_logits(s, row, raw_seen, raw_bias);
+        weighed = false;
+    }
+    if (s.peak < -kLargest) {
+        out.id = raw_best;
+    } else if (row.temperature < kGreedyBelow) {
+        out.id = best_id(s);
+    } else {
+        if (!weighed || row.temperature != 1) set_temperature(s, row.temperature);
+        out.id = draw(s, row);
+    }
+    if (row.num_logprobs >= 0) {
+        out.logprob = (raw_logit(s, row, raw_seen, raw_bias, out.id) - raw_peak) - log_mass;
+    }
+}

@@ -1,0 +1,120 @@
+// The table of kernels: one per ISA, filled by one translation unit each. The scalar table defines the bits;
+// every other table is compared with it by memcmp.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/sampling.h"
+
+namespace potok {
+
+// Packed weights: panels of 16 output columns, in qblocks of 32 k where the format has scales (docs/numerics.md).
+//   P4M  4 bit with scale and minimum (Q4_1): per qblock 256 B nibbles, 16 f16 d, 16 f16 m
+//        byte 64 j + 4 c + q of the nibbles holds column c's k = 8 j + q (low) and k = 8 j + 4 + q (high)
+//   P8   8 bit with scale (Q8_0): per qblock 512 B, 16 f16 d; byte 32 p + 2 c + e holds column c's k = pair_k(p, e)
+//   F16, F32  [k][16]
+enum class Packed : int32_t { P4M = 0, P8 = 1, F16 = 2, F32 = 3 };
+
+// Activations as a linear takes them: float rows, or integers with one scale per 32 (A8: |q| <= 127, A16: <= 32767).
+enum class Act : int32_t { F32 = 0, A8 = 1, A16 = 2 };
+
+constexpr int kPanel = 16;
+constexpr int kGroup = 32;
+constexpr int kMaxHeadDim = 256;  // a multiple of 16
+constexpr int kTileTokens = 64;      // attention visits KV in tiles of this many tokens at absolute positions,
+constexpr int kSegmentTokens = 512;  // inside segments of this many, merged in ascending order
+constexpr int kTileRows = 6;         // query rows (token, head) that share the loads of a KV tile
+constexpr int kP4MBytes = 320;
+constexpr int kP8Bytes = 544;
+
+// 16-bit pairs hold k and k + 2, so that nibbles of packed bytes spread to 16 bits by mask and shift alone:
+// pairs of every 8 k, in order: (0,2) (1,3) (4,6) (5,7). A16 rows are stored in this order too.
+constexpr int pair_k(int pair, int element) { return 4 * (pair / 2) + pair % 2 + 2 * element; }
+
+struct PackedWeight {
+    Packed format;
+    Act act;
+    int32_t n;  // output columns
+    int32_t k;  // input columns
+    const uint8_t* data;
+    size_t panel_bytes;
+};
+
+// Rows of one value, in the forms that its readers want; unused ones are null. k elements a row.
+struct ActRows {
+    float* f32;    // [rows][k]
+    int8_t* a8;    // [rows][k]
+    float* a8_d;   // [rows][k / 32]
+    float* a8_s;   // [rows][k / 32]: d * sum(q)
+    int16_t* a16;  // [rows][k], in pair order
+    float* a16_d;
+    float* a16_s;
+    int32_t k;
+};
+
+struct LinearTask {
+    const PackedWeight* weight;
+    const ActRows* acts;
+    int32_t row0, row1;      // rows of acts and of out
+    int32_t panel0, panel1;  // panels of the weight
+    float* out;              // out[row * ld_out + column], column counted from the weight's first
+    int32_t ld_out;
+    const float* bias;      // [n] or null
+    const float* residual;  // as out, or null; may be out itself
+    int32_t ld_residual;
+};
+
+// KV is f16. A block holds all layers, so that it is one run of memory: block b of this layer, head h, lies at
+// kv + b * block_stride + h * 2 * block_size * head_dim: K transposed [head_dim][block_size], V [block_size][head_dim].
+struct AttentionTask {
+    const float* q;  // [rows][num_heads * head_dim], rotated and scaled
+    int32_t ld_q;
+    const uint16_t* kv;  // of the layer
+    size_t block_stride;
+    const int32_t* blocks;  // the segment's block table
+    int32_t block_size, head_dim, num_kv_heads, kv_head, group;
+    int32_t row0, row1;    // rows (tokens) of q and of out
+    int32_t position;      // absolute position of row0
+    float* out;            // [rows][num_heads * head_dim]
+    int32_t ld_out;
+    float* scratch;  // attention_scratch_floats(rows * group, head_dim)
+};
+
+struct RopeTask {
+    const float* qkv;  // one row: q heads, k heads, v heads
+    float* q;          // one row, out
+    uint16_t* kv;      // of the layer and block
+    int32_t slot;
+    const float* cos_sin;  // [rope_dim / 2] cosines, then as many sines, of this position
+    int32_t num_heads, num_kv_heads, head_dim, rope_dim, block_size;
+    bool halves;
+    float scale;  // multiplies the rotated q: 1 / sqrt(head_dim)
+};
+
+struct Kernels {
+    const char* isa;
+    void (*linear)(const LinearTask&);
+    void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* out);
+    void (*quantize_a8)(const float* x, int cols, int8_t* q, float* d, float* s);
+    void (*quantize_a16)(const float* x, int cols, int16_t* q, float* d, float* s);
+    void (*swiglu)(const float* gate, const float* up, int cols, float* out);
+    void (*rope_kv)(const RopeTask&);
+    void (*attention)(const AttentionTask&);
+    void (*unpack_row)(const PackedWeight&, int row, float* out);
+    void (*sample_row)(float* logits, int vocab, const SampleRow&, SampleOut&, void* scratch);
+};
+
+// Per query row: running output and merged output, and the maximum and sum of both; then one tile of scores.
+constexpr size_t attention_scratch_floats(int rows, int head_dim) {
+    return (size_t)rows * (2 * (size_t)head_dim + 4) + kTileRows * kTileTokens;
+}
+
+namespace scalar {
+const Kernels& kernels();
+}
+namespace avx2 {
+const Kernels& kernels();
+}
+
+}  // namespace potok

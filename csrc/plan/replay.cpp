@@ -1,0 +1,332 @@
+#include "plan/replay.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace potok {
+namespace {
+
+constexpr int kAlign = 64;
+// Query rows of one attention task: their running outputs (48 x 64 floats) stay in the first-level cache with a tile.
+constexpr int kAttentionRows = 48;
+// Columns of one SwiGLU task; a multiple of the quantisation group.
+constexpr int kSwigluCols = 256;
+// Bytes of activations that one linear task walks for each panel; half of a small second-level cache.
+constexpr int kActivationBytes = 256 << 10;
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+uint8_t* aligned(uint8_t* p) { return reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<size_t>(p), kAlign)); }
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Replay::Replay(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+
+int Replay::add_weight(Source source, Act act, int n, int k, const uint8_t* rows) {
+    const Packed format = packed_form(source);
+    const size_t bytes = panel_bytes(format, k);
+    const int panels = ceil_div(n, kPanel);
+    uint8_t* out = arena_.allocate((size_t)panels * bytes);
+    struct Job {
+        Source source;
+        int n, k, panels;
+        const uint8_t* rows;
+        uint8_t* out;
+        std::atomic<int> next{0};
+    } job{source, n, k, panels, rows, out};
+    pool_.run(
+        [](void* context, int) {
+            Job& j = *static_cast<Job*>(context);
+            constexpr int kChunk = 8;
+            for (int p = j.next.fetch_add(kChunk); p < j.panels; p = j.next.fetch_add(kChunk)) {
+                pack_panels(j.source, j.rows, j.n, j.k, p, std::min(p + kChunk, j.panels), j.out);
+            }
+        },
+        &job);
+    packed_bytes_ += (size_t)panels * bytes;
+    weights_.push_back({format, act, n, k, out, bytes});
+    return (int)weights_.size() - 1;
+}
+
+int Replay::add_vector(const float* values, int n) {
+    float* out = reinterpret_cast<float*>(arena_.allocate(round_up((size_t)n * 4, kAlign)));
+    memcpy(out, values, (size_t)n * 4);
+    vectors_.push_back(out);
+    return (int)vectors_.size() - 1;
+}
+
+void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector<Op> ops, int logits) {
+    shape_ = shape;
+    places_ = std::move(places);
+    ops_ = std::move(ops);
+    logits_ = logits;
+    memory_.resize(places_.size());
+    rows_.resize(places_.size());
+    cursors_.reset(new Cursor[ops_.size() + 1]);
+    int widest = 0;
+    for (const Place& p : places_) widest = std::max(widest, p.cols);
+    const size_t attention = attention_scratch_floats(std::max(kAttentionRows, shape.heads / shape.kv_heads), shape.head_dim);
+    scratch_.assign(pool_.size(), std::vector<float>(std::max(attention, (size_t)widest)));
+    sample_scratch_.assign(pool_.size(), std::vector<uint8_t>(sample_scratch_bytes(shape.vocab) + kAlign));
+}
+
+void Replay::allocate(int num_blocks, int block_size, const float* cos_sin, int max_positions) {
+    layer_stride_ = (size_t)shape_.kv_heads * 2 * block_size * shape_.head_dim;
+    block_stride_ = layer_stride_ * shape_.layers;
+    block_size_ = block_size;
+    num_blocks_ = num_blocks;
+    kv_arena_.reset(new Arena());
+    kv_ = reinterpret_cast<uint16_t*>(kv_arena_->allocate(block_stride_ * num_blocks * sizeof(uint16_t)));
+    cos_sin_.assign(cos_sin, cos_sin + (size_t)max_positions * shape_.rope_dim);
+}
+
+void Replay::poison(const int32_t* blocks, int n) {
+    for (int i = 0; i < n; i++) {
+        uint16_t* block = kv_ + (size_t)blocks[i] * block_stride_;
+        std::fill(block, block + block_stride_, (uint16_t)0x7e00);
+    }
+}
+
+uint16_t* Replay::layer_kv(int block, int layer) const {
+    return kv_ + (size_t)block * block_stride_ + (size_t)layer * layer_stride_;
+}
+
+// Memory of every place for this many rows; grows and never shrinks.
+void Replay::reserve(int tokens, int sampled) {
+    if (tokens <= reserved_tokens_ && sampled <= reserved_sampled_) return;
+    reserved_tokens_ = std::max(reserved_tokens_, tokens);
+    reserved_sampled_ = std::max(reserved_sampled_, sampled);
+    for (size_t i = 0; i < places_.size(); i++) {
+        const Place& p = places_[i];
+        const bool is_logits = (int)i == logits_;
+        const size_t rows = is_logits ? reserved_sampled_ : reserved_tokens_, groups = p.cols / kGroup;
+        const int ld = is_logits ? (int)round_up(p.cols, 64) : p.cols;
+        size_t bytes = kAlign;
+        const auto take = [&](bool wanted, size_t n) {
+            const size_t at = bytes;
+            if (wanted) bytes += round_up(n, kAlign);
+            return at;
+        };
+        const size_t f32 = take(p.f32, rows * ld * 4), a8 = take(p.a8, rows * p.cols), a8_d = take(p.a8, rows * groups * 4),
+                     a8_s = take(p.a8, rows * groups * 4), a16 = take(p.a16, rows * p.cols * 2),
+                     a16_d = take(p.a16, rows * groups * 4), a16_s = take(p.a16, rows * groups * 4);
+        memory_[i].assign(bytes + kAlign, 0);
+        uint8_t* base = aligned(memory_[i].data());
+        ActRows& a = rows_[i].acts;
+        a.k = p.cols;
+        a.f32 = p.f32 ? reinterpret_cast<float*>(base + f32) : nullptr;
+        a.a8 = p.a8 ? reinterpret_cast<int8_t*>(base + a8) : nullptr;
+        a.a8_d = p.a8 ? reinterpret_cast<float*>(base + a8_d) : nullptr;
+        a.a8_s = p.a8 ? reinterpret_cast<float*>(base + a8_s) : nullptr;
+        a.a16 = p.a16 ? reinterpret_cast<int16_t*>(base + a16) : nullptr;
+        a.a16_d = p.a16 ? reinterpret_cast<float*>(base + a16_d) : nullptr;
+        a.a16_s = p.a16 ? reinterpret_cast<float*>(base + a16_s) : nullptr;
+        rows_[i].ld = ld;
+    }
+}
+
+void Replay::step(const StepView& step) {
+    reserve(step.tokens, std::max(step.sampled, 1));
+    step_ = &step;
+    plan_attention();
+    for (size_t i = 0; i <= ops_.size(); i++) cursors_[i].next.store(0, std::memory_order_relaxed);
+    pool_.run(
+        [](void* context, int worker) {
+            Replay& self = *static_cast<Replay*>(context);
+            for (size_t i = 0; i < self.ops_.size(); i++) {
+                self.run_op((int)i, worker);
+                self.pool_.barrier();
+            }
+            self.sample(self.cursors_[self.ops_.size()], worker);
+        },
+        this);
+    step_ = nullptr;
+}
+
+// The same tasks serve every layer. Heaviest first, so that the last ones to finish are short.
+void Replay::plan_attention() {
+    const StepView& s = *step_;
+    const int group = shape_.heads / shape_.kv_heads, tokens = std::max(1, kAttentionRows / group);
+    attention_.clear();
+    for (int b = 0; b < s.segments; b++) {
+        for (int row = s.q_indptr[b]; row < s.q_indptr[b + 1]; row += tokens) {
+            const int end = std::min(row + tokens, s.q_indptr[b + 1]);
+            const int cost = (end - row) * (s.positions[end - 1] + 1);
+            for (int h = 0; h < shape_.kv_heads; h++) attention_.push_back({b, h, row, end, cost});
+        }
+    }
+    std::stable_sort(attention_.begin(), attention_.end(),
+                     [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+}
+
+// Quantises `cols` elements from column `first` of one row into the forms that the place's readers want.
+void Replay::emit(const Rows& place, int row, const float* x, int first, int cols) {
+    const ActRows& a = place.acts;
+    const size_t at = (size_t)row * a.k + first, group = at / kGroup;
+    if (a.a8) kernels_.quantize_a8(x, cols, a.a8 + at, a.a8_d + group, a.a8_s + group);
+    if (a.a16) kernels_.quantize_a16(x, cols, a.a16 + at, a.a16_d + group, a.a16_s + group);
+}
+
+void Replay::run_op(int index, int worker) {
+    const Op& op = ops_[index];
+    const StepView& s = *step_;
+    Cursor& cursor = cursors_[index];
+    const int rows = op.sampled ? s.sampled : s.tokens;
+    const auto next = [&cursor](int n) { return cursor.next.fetch_add(n, std::memory_order_relaxed); };
+    const Rows& out = rows_[op.output];
+    switch (op.kind) {
+        case OpKind::Embed:
+            for (int r = next(1); r < rows; r = next(1)) {
+                kernels_.unpack_row(weights_[op.weights[0]], s.token_ids[r], out.acts.f32 + (size_t)r * out.ld);
+            }
+            break;
+        case OpKind::RmsNorm: {
+            const Rows& in = rows_[op.input];
+            for (int r = next(1); r < rows; r = next(1)) {
+                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld : scratch_[worker].data();
+                kernels_.rms_norm(in.acts.f32 + (size_t)r * in.ld, vectors_[op.weights[0]], in.acts.k, shape_.norm_eps, y);
+                emit(out, r, y, 0, out.acts.k);
+            }
+            break;
+        }
+        case OpKind::Linear:
+            run_linear(op, cursor);
+            break;
+        case OpKind::RopeKv: {
+            const Rows& in = rows_[op.input];
+            RopeTask t{};
+            t.num_heads = shape_.heads;
+            t.num_kv_heads = shape_.kv_heads;
+            t.head_dim = shape_.head_dim;
+            t.rope_dim = shape_.rope_dim;
+            t.block_size = block_size_;
+            t.halves = shape_.rope_halves;
+            t.scale = 1.0f / std::sqrt((float)shape_.head_dim);
+            for (int r = next(1); r < rows; r = next(1)) {
+                const int segment = (int)(std::upper_bound(s.q_indptr, s.q_indptr + s.segments + 1, r) - s.q_indptr) - 1;
+                const int position = s.positions[r];
+                const int block = s.kv_blocks[s.kv_indptr[segment] + position / block_size_];
+                t.qkv = in.acts.f32 + (size_t)r * in.ld;
+                t.q = out.acts.f32 + (size_t)r * out.ld;
+                t.kv = layer_kv(block, op.layer);
+                t.slot = position % block_size_;
+                t.cos_sin = cos_sin_.data() + (size_t)position * shape_.rope_dim;
+                kernels_.rope_kv(t);
+            }
+            break;
+        }
+        case OpKind::Attention:
+            run_attention(op, cursor, worker);
+            break;
+        case OpKind::Swiglu: {
+            const Rows& in = rows_[op.input];
+            const int cols = out.acts.k, chunks = ceil_div(cols, kSwigluCols);
+            for (int i = next(1); i < rows * chunks; i = next(1)) {
+                const int r = i / chunks, first = i % chunks * kSwigluCols, n = std::min(kSwigluCols, cols - first);
+                const float* gate = in.acts.f32 + (size_t)r * in.ld + first;
+                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld + first : scratch_[worker].data();
+                kernels_.swiglu(gate, gate + cols, n, y);
+                emit(out, r, y, first, n);
+            }
+            break;
+        }
+        case OpKind::Gather: {
+            const Rows& in = rows_[op.input];
+            for (int r = next(1); r < rows; r = next(1)) {
+                memcpy(out.acts.f32 + (size_t)r * out.ld, in.acts.f32 + (size_t)s.out_rows[r] * in.ld, (size_t)in.acts.k * 4);
+            }
+            break;
+        }
+    }
+}
+
+// Tasks are chunks of panels by blocks of rows, over the weights side by side.
+void Replay::run_linear(const Op& op, Cursor& cursor) {
+    const int rows = op.sampled ? step_->sampled : step_->tokens;
+    const Rows &in = rows_[op.input], &out = rows_[op.output];
+    int panels = 0;
+    for (const int w : op.weights) panels += ceil_div(weights_[w].n, kPanel);
+    // A taken task costs about 0.1 us; a panel of 576 x 16 at one row 0.5 us. With many rows one panel is a task.
+    const int chunk = std::max(1, std::min(panels / (pool_.size() * 8), 32 / std::max(1, rows)));
+    const Act act = weights_[op.weights[0]].act;
+    const int row_bytes = in.acts.k * (act == Act::F32 ? 4 : act == Act::A16 ? 2 : 1);
+    const int row_block = std::max(32, kActivationBytes / row_bytes / 4 * 4);
+    const int chunks = ceil_div(panels, chunk), tasks = chunks * ceil_div(rows, row_block);
+    for (int i = cursor.next.fetch_add(1, std::memory_order_relaxed); i < tasks;
+         i = cursor.next.fetch_add(1, std::memory_order_relaxed)) {
+        const int row0 = i / chunks * row_block, row1 = std::min(row0 + row_block, rows);
+        int panel = i % chunks * chunk;
+        const int end = std::min(panel + chunk, panels);
+        int first = 0, column = 0;  // of the weight that holds `panel`
+        for (size_t w = 0; w < op.weights.size() && panel < end; w++) {
+            const PackedWeight& weight = weights_[op.weights[w]];
+            const int n = ceil_div(weight.n, kPanel);
+            if (panel < first + n) {
+                LinearTask t{};
+                t.weight = &weight;
+                t.acts = &in.acts;
+                t.row0 = row0;
+                t.row1 = row1;
+                t.panel0 = panel - first;
+                t.panel1 = std::min(end, first + n) - first;
+                t.out = out.acts.f32 + column;
+                t.ld_out = out.ld;
+                t.bias = op.biases.empty() || op.biases[w] < 0 ? nullptr : vectors_[op.biases[w]];
+                t.residual = op.residual < 0 ? nullptr : rows_[op.residual].acts.f32 + column;
+                t.ld_residual = op.residual < 0 ? 0 : rows_[op.residual].ld;
+                kernels_.linear(t);
+                panel = std::min(end, first + n);
+            }
+            first += n;
+            column += weight.n;
+        }
+    }
+}
+
+void Replay::run_attention(const Op& op, Cursor& cursor, int worker) {
+    const StepView& s = *step_;
+    const Rows &in = rows_[op.input], &out = rows_[op.output];
+    const int group = shape_.heads / shape_.kv_heads;
+    AttentionTask t{};
+    t.q = in.acts.f32;
+    t.ld_q = in.ld;
+    t.kv = kv_ + (size_t)op.layer * layer_stride_;
+    t.block_stride = block_stride_;
+    t.block_size = block_size_;
+    t.head_dim = shape_.head_dim;
+    t.num_kv_heads = shape_.kv_heads;
+    t.group = group;
+    t.out = out.acts.f32;
+    t.ld_out = out.ld;
+    t.scratch = scratch_[worker].data();
+    const int tasks = (int)attention_.size();
+    for (int i = cursor.next.fetch_add(1, std::memory_order_relaxed); i < tasks;
+         i = cursor.next.fetch_add(1, std::memory_order_relaxed)) {
+        const AttentionItem& item = attention_[i];
+        t.blocks = s.kv_blocks + s.kv_indptr[item.segment];
+        t.kv_head = item.kv_head;
+        t.row0 = item.row0;
+        t.row1 = item.row1;
+        t.position = s.positions[item.row0];
+        kernels_.attention(t);
+        const int first = item.kv_head * group * shape_.head_dim;
+        for (int r = item.row0; r < item.row1; r++) {
+            emit(out, r, out.acts.f32 + (size_t)r * out.ld + first, first, group * shape_.head_dim);
+        }
+    }
+}
+
+void Replay::sample(Cursor& cursor, int worker) {
+    const StepView& s = *step_;
+    const Rows& logits = rows_[logits_];
+    uint8_t* scratch = aligned(sample_scratch_[worker].data());
+    for (int r = cursor.next.fetch_add(1); r < s.sampled; r = cursor.next.fetch_add(1)) {
+        float* row = logits.acts.f32 + (size_t)r * logits.ld;
+        for (int i = shape_.vocab; i < logits.ld; i++) row[i] = -INFINITY;
+        kernels_.sample_row(row, shape_.vocab, s.rows[r], s.out[r], scratch);
+    }
+}
+
+}  // namespace potok

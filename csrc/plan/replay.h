@@ -1,0 +1,115 @@
+// A recorded plan, lowered to native operations, and its replay for the tokens of one step.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "formats/pack.h"
+#include "kernels/table.h"
+#include "runtime/arena.h"
+#include "runtime/pool.h"
+
+namespace potok {
+
+enum class OpKind : int32_t { Embed = 0, RmsNorm = 1, Linear = 2, RopeKv = 3, Attention = 4, Swiglu = 5, Gather = 6 };
+
+// A place for rows of one value; places are reused once nobody reads them any more.
+struct Place {
+    int32_t cols;
+    bool f32, a8, a16;  // forms that are written here
+};
+
+struct Op {
+    OpKind kind;
+    int32_t input, residual, output;  // places; -1: none
+    bool sampled;                     // rows are the sampled rows, not the tokens
+    int32_t layer;
+    std::vector<int32_t> weights;  // packed weights, or for RmsNorm one vector
+    std::vector<int32_t> biases;   // vectors; -1: none; empty: none at all
+};
+
+struct Shape {
+    int32_t layers, heads, kv_heads, head_dim, rope_dim, vocab;
+    bool rope_halves;
+    float norm_eps;
+};
+
+// Pointers into the caller's arrays, as in potok.backends.api.StepInputs and SampleRows.
+struct StepView {
+    int32_t tokens, segments, sampled;
+    const int32_t *token_ids, *positions, *q_indptr, *kv_indptr, *kv_blocks, *out_rows;
+    const SampleRow* rows;
+    SampleOut* out;
+};
+
+class Replay {
+   public:
+    Replay(const Kernels& kernels, int threads);
+
+    // Packs with all threads; the source may go away afterwards.
+    int add_weight(Source source, Act act, int n, int k, const uint8_t* rows);
+    int add_vector(const float* values, int n);
+    void set_plan(const Shape& shape, std::vector<Place> places, std::vector<Op> ops, int logits);
+    // cos_sin: [max_positions][rope_dim]: cosines then sines.
+    void allocate(int num_blocks, int block_size, const float* cos_sin, int max_positions);
+
+    void step(const StepView& step);
+
+    int threads() const { return pool_.size(); }
+    const char* isa() const { return kernels_.isa; }
+    size_t packed_bytes() const { return packed_bytes_; }
+    const PackedWeight& weight(int i) const { return weights_[i]; }
+    const Kernels& kernels() const { return kernels_; }
+    // Writes NaN over the KV of these blocks (tests: nothing may ever read a slot that it did not write).
+    void poison(const int32_t* blocks, int n);
+
+   private:
+    struct alignas(64) Cursor {
+        std::atomic<int32_t> next{0};
+    };
+    struct Rows {  // what one place holds now
+        ActRows acts;
+        int32_t ld;  // floats between rows of the f32 form
+    };
+    struct AttentionItem {
+        int32_t segment, kv_head, row0, row1, cost;
+    };
+
+    void reserve(int tokens, int sampled);
+    void plan_attention();
+    void run_op(int index, int worker);
+    void run_linear(const Op& op, Cursor& cursor);
+    void run_attention(const Op& op, Cursor& cursor, int worker);
+    void sample(Cursor& cursor, int worker);
+    void emit(const Rows& place, int row, const float* x, int first, int cols);
+    uint16_t* layer_kv(int block, int layer) const;
+
+    const Kernels& kernels_;
+    Pool pool_;
+    Arena arena_;
+    size_t packed_bytes_ = 0;
+    std::vector<PackedWeight> weights_;
+    std::vector<const float*> vectors_;
+    Shape shape_{};
+    std::vector<Place> places_;
+    std::vector<Op> ops_;
+    int logits_ = -1;
+
+    std::unique_ptr<Arena> kv_arena_;
+    uint16_t* kv_ = nullptr;
+    size_t block_stride_ = 0, layer_stride_ = 0;  // in elements
+    int block_size_ = 0, num_blocks_ = 0;
+    std::vector<float> cos_sin_;
+
+    int reserved_tokens_ = 0, reserved_sampled_ = 0;
+    std::vector<std::vector<uint8_t>> memory_;  // of each place
+    std::vector<Rows> rows_;
+    std::vector<std::vector<float>> scratch_;         // of each worker
+    std::vector<std::vector<uint8_t>> sample_scratch_;
+    std::unique_ptr<Cursor[]> cursors_;
+    std::vector<AttentionItem> attention_;
+    const StepView* step_ = nullptr;
+};
+
+}  // namespace potok
