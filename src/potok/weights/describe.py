@@ -1,0 +1,146 @@
+"""What a model file holds, in numbers: the facts that `potok inspect` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from potok.model.config import ModelConfig
+from potok.weights.gguf import GGUFFile, Tensor
+from potok.weights.model_config import read_config
+
+#: Groups of tensors in the order in which they are listed, by a part of the name; the last takes what is left.
+_GROUPS = (
+    ("embedding", ("token_embd.",)),
+    ("attention q k v", ("attn_q.", "attn_k.", "attn_v.")),
+    ("attention output", ("attn_output.",)),
+    ("feed-forward gate up", ("ffn_gate.", "ffn_up.")),
+    ("feed-forward down", ("ffn_down.",)),
+    ("output", ("output.weight",)),
+    ("norms and factors", ("",)),
+)
+KV_ELEMENT_BYTES = 2  # float16
+PANEL_ROWS = 16  # packed weights are padded to whole panels of output columns
+
+
+@dataclass(frozen=True, slots=True)
+class FormatUse:
+    """How many tensors of one group are stored in one format. nbytes: in the file. memory: once packed."""
+
+    group: str
+    format: str
+    tensors: int
+    elements: int
+    nbytes: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Sizes in bytes; `expanded` names the formats that have no kernel yet and are kept as float32."""
+
+    name: str
+    file: str
+    file_bytes: int
+    config: ModelConfig
+    parameters: int
+    formats: tuple[FormatUse, ...]
+    expanded: tuple[str, ...]
+    tokenizer: str  # kind/pre-tokenizer, as the file spells them
+    has_template: bool
+    weights_memory: int
+    kv_bytes_per_token: int
+
+    @property
+    def kv_bytes_full_context(self) -> int:
+        return self.kv_bytes_per_token * self.config.context_length
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, value) lines for people."""
+        c = self.config
+        tied = "tied" if c.tied_embeddings else "separate"
+        rows = [
+            ("file", f"{self.file} ({_size(self.file_bytes)})"),
+            ("name", self.name),
+            ("architecture", f"{c.architecture}, {self.parameters / 1e6:.1f} M parameters"),
+            ("layers", f"{c.num_layers} of width {c.dim}, feed-forward {c.ffn_dim}"),
+            ("heads", f"{c.num_heads} query, {c.num_kv_heads} key-value, {c.head_dim} wide"),
+            ("vocabulary", f"{c.vocab_size} tokens, output projection {tied}"),
+            ("context", f"{c.context_length} tokens"),
+            ("tokenizer", self.tokenizer),
+            ("chat template", "yes" if self.has_template else "none: chat needs one, completions do not"),
+        ]
+        rows += [(use.group, f"{use.format} x {use.tensors}, {_size(use.nbytes)}") for use in self.formats]
+        rows.append(("memory: weights", _size(self.weights_memory) + self._expanded_note()))
+        rows.append(("memory: KV", f"{_size(self.kv_bytes_per_token)} a token"))
+        rows.append(("", f"{_size(self.kv_bytes_full_context)} for one request of the whole context"))
+        return rows
+
+    def _expanded_note(self) -> str:
+        if not self.expanded:
+            return ""
+        return f" ({', '.join(self.expanded)} kept as float32, because there is no kernel for it yet)"
+
+
+def describe(file: GGUFFile, kernel_formats: Collection[str]) -> ModelFacts:
+    """Raises LoadError where read_config does. kernel_formats: names of formats that stay packed in memory."""
+    config = read_config(file)
+    metadata = file.metadata
+    uses = _format_uses(file, kernel_formats)
+    kind, pre = metadata.get("tokenizer.ggml.model", "none"), metadata.get("tokenizer.ggml.pre", "default")
+    return ModelFacts(
+        name=str(metadata.get("general.name", file.path.stem)),
+        file=str(file.path),
+        file_bytes=file.size,
+        config=config,
+        parameters=sum(use.elements for use in uses),
+        formats=uses,
+        expanded=tuple(sorted({t.type.name for t in file.tensors.values() if _expands(t, kernel_formats)})),
+        tokenizer=f"{kind}/{pre}",
+        has_template="tokenizer.chat_template" in metadata,
+        weights_memory=sum(use.memory for use in uses),
+        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * KV_ELEMENT_BYTES,
+    )
+
+
+def _group(name: str) -> str:
+    return next(group for group, parts in _GROUPS if any(part in name for part in parts))
+
+
+def _expands(tensor: Tensor, kernel_formats: Collection[str]) -> bool:
+    return len(tensor.shape) > 1 and tensor.type.name not in kernel_formats
+
+
+def _memory(tensor: Tensor, kernel_formats: Collection[str]) -> int:
+    """Bytes once loaded: panels keep the file's bits per element, vectors and unknown formats become float32."""
+    if len(tensor.shape) == 1:
+        return 4 * tensor.shape[0]
+    rows = -(-tensor.shape[0] // PANEL_ROWS) * PANEL_ROWS
+    return rows * (4 * tensor.shape[1] if _expands(tensor, kernel_formats) else tensor.data.shape[1])
+
+
+def _format_uses(file: GGUFFile, kernel_formats: Collection[str]) -> tuple[FormatUse, ...]:
+    members: dict[tuple[int, str], list[Tensor]] = {}
+    order = [group for group, _ in _GROUPS]
+    for tensor in file.tensors.values():
+        members.setdefault((order.index(_group(tensor.name)), tensor.type.name), []).append(tensor)
+    return tuple(
+        FormatUse(
+            group=order[index],
+            format=format,
+            tensors=len(tensors),
+            elements=sum(math.prod(t.shape) for t in tensors),
+            nbytes=sum(t.data.nbytes for t in tensors),
+            memory=sum(_memory(t, kernel_formats) for t in tensors),
+        )
+        for (index, format), tensors in sorted(members.items())
+    )
+
+
+def _size(nbytes: int) -> str:
+    """Decimal units with three digits."""
+    value, units = float(nbytes), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"
