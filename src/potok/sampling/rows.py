@@ -10,6 +10,7 @@ import numpy.typing as npt
 I32 = npt.NDArray[np.int32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +18,10 @@ class SampleRows:
     """How each of the S sampled rows is turned into a token (order of operations: potok.sampling).
 
     seed: [S] uint64, choice: [S], position: [S] absolute position that the new token will have.
-    seen_*: CSR over rows that have a penalty: distinct ids of prompt and output, and how often the output holds each.
-    bias_*: CSR of (id, value) added to the logits after the penalties; -inf makes an id impossible.
+    seen_*: CSR over rows that have a penalty: distinct ids of prompt and output, and how often the output holds each
+    (ids of the prompt alone may be missing where the repetition penalty is 1: nothing happens to them).
+    bias_*: CSR of distinct (id, value) added to the logits after the penalties; -inf makes an id impossible.
+    indptrs: [S+1].
     logprobs: [S], -1 none, else how many best ids to report.
     """
 
@@ -46,7 +49,8 @@ class SampleRows:
 class Sampled:
     """ids: [S], -1 where the row's logits were not finite (that request fails, its neighbours do not).
 
-    logprob: [S], of the chosen id. top_ids, top_logprobs: [S, K], K = max(logprobs, 0), filled as far as asked.
+    logprob: [S], of the chosen id; 0 where no log-probabilities were asked.
+    top_ids, top_logprobs: [S, K], K = max(logprobs, 0), filled as far as asked, then with -1 and 0.
     hashes: [S] of the raw logits' bytes when asked for, else [0].
     """
 
