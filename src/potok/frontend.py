@@ -1,0 +1,315 @@
+"""Text on one side, the engine on the other: checks a request, resolves its parameters, and turns ids back into text.
+
+The server, `AsyncLLM` and `potok run` use `FrontEnd`; `LLM`, which has no event loop, shares `resolve` and `failure`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import msgspec
+
+from potok.errors import ClientError, EngineDead, PotokError, ServerError
+from potok.finish import Finish
+from potok.params import SamplingParams
+from potok.protocol import Chunk, EngineInfo, Sampling
+from potok.text.assembler import ChoiceAssembler, TokenLogprob
+from potok.text.chat import ChatTemplate
+from potok.text.stops import StopStrings
+from potok.text.tokenizer import Tokenizer
+from potok.weights.gguf import GGUFFile
+
+#: Below this a temperature is greedy: dividing logits by it would leave the range of float32.
+GREEDY_BELOW = 1e-5
+
+#: Longer texts are tokenised on a thread, so that other streams go on meanwhile (about 1 ms at this length).
+INLINE_CHARS = 4096
+
+
+__all__ = ["Engine", "FrontEnd", "Generation", "Piece", "TextModel", "TokenLogprob", "open_text_model"]
+
+
+class Engine(Protocol):
+    """What a front end needs of an engine: `EngineClient` and `LocalEngine` both are one."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def dead(self) -> bool: ...
+
+    def submit(self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None]) -> int: ...
+
+    def cancel(self, id: int) -> None: ...
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one choice gained. Joined texts of a choice's pieces are its whole text.
+
+    index: of the choice, 0 to n-1. token_ids: all sampled ids, ids of held-back or hidden text included.
+    logprobs: one per token id when asked for. finish_reason: set once, on the choice's last piece.
+    stop_reason: the stop string or stop id of the caller that ended it; None for the model's own end.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class TextModel(NamedTuple):
+    """The text side of a model file. chat: None when the file has no chat template. name: as clients call the model."""
+
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    name: str
+
+    def encode_chat(self, messages: list[dict[str, Any]], **arguments: Any) -> list[int]:
+        """Ids of a dialogue, ready for the assistant's turn. Raises ClientError where the template refuses it."""
+        if self.chat is None:
+            raise ClientError(
+                f"the model {self.name} has no chat template; use completions, or a model file that has one.",
+                "messages",
+                "no_chat_template",
+            )
+        return self.chat.encode(messages, **arguments)
+
+
+def open_text_model(path: str | PathLike[str], served_model_name: str = "") -> TextModel:
+    """Reads tokenizer and chat template of a GGUF file. Raises LoadError when it has none that can be used."""
+    file = GGUFFile.open(path)
+    tokenizer = Tokenizer.from_metadata(file.metadata)
+    template = file.metadata.get("tokenizer.chat_template")
+    name = served_model_name or file.metadata.get("general.name") or Path(path).stem
+    return TextModel(tokenizer, ChatTemplate(template, tokenizer) if template else None, name)
+
+
+class Resolved(NamedTuple):
+    """max_tokens: of each choice, 0 when nothing is to be computed. samplings: one per choice."""
+
+    max_tokens: int
+    samplings: list[Sampling]
+
+
+def resolve(
+    prompt_ids: Sequence[int], params: SamplingParams, info: EngineInfo, end_ids: frozenset[int], field: str = "prompt"
+) -> Resolved:
+    """Checks prompt and parameters, and fills in all that was left open.
+
+    field: what the caller calls the prompt, for messages. Raises ClientError before anything is computed.
+    """
+    params.check(info.vocab_size)
+    _check_prompt(prompt_ids, info.vocab_size, field)
+    room = info.max_model_len - len(prompt_ids)
+    if room <= 0:
+        raise ClientError(
+            f"{field} has {len(prompt_ids)} tokens, but prompt and answer together may have {info.max_model_len}; "
+            f"shorten it to at most {info.max_model_len - 1} tokens.",
+            field,
+            "context_length_exceeded",
+        )
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
+    own_ends = () if params.ignore_eos else end_ids
+    first = Sampling(
+        temperature=0.0 if params.temperature < GREEDY_BELOW else params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+        stop_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
+        min_tokens=params.min_tokens,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+    )
+    return Resolved(max_tokens, [first, *(msgspec.structs.replace(first, choice=i) for i in range(1, params.n))])
+
+
+def _check_prompt(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    if not ids:
+        raise ClientError(f"{field} is empty; give at least one token.", field, "empty")
+    # One pass in C over thousands of ids; the slow pass only looks for whom to name.
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return
+    for i, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise ClientError(
+                f"{field}[{i}] must be a token id from 0 to {vocab_size - 1}, not {token!r:.40}.", field, "out_of_range"
+            )
+
+
+def failure(chunk: Chunk, engine: Engine) -> PotokError:
+    """The error to raise for a chunk that ended a request without an answer."""
+    if chunk.finish is Finish.CANCELLED:
+        return ServerError("the request was cancelled before it was complete.")
+    message = chunk.error or "the request failed in the engine."
+    if chunk.param is not None:
+        return ClientError(message, chunk.param)
+    return EngineDead(message) if engine.dead else ServerError(message)
+
+
+class _Inbox:
+    """Chunks on their way from the engine to one Generation.
+
+    Apart from the Generation, because the engine keeps it alive: a Generation that nobody reads any more must be
+    collectable, since its end is what cancels its requests.
+    """
+
+    __slots__ = ("chunks", "waiter")
+
+    def __init__(self) -> None:
+        self.chunks: deque[tuple[int, Chunk]] = deque()
+        self.waiter: asyncio.Future[None] | None = None
+
+    def put(self, index: int, chunk: Chunk) -> None:
+        self.chunks.append((index, chunk))
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waiter is not None:
+            if not self.waiter.done():
+                self.waiter.set_result(None)
+            self.waiter = None
+
+
+class Generation:
+    """The answer to one call: an async iterator of Pieces of its n choices, interleaved as they come.
+
+    Raises ServerError when a choice failed; the other choices are cancelled then. Whoever stops early says so with
+    `async with generation:` or `cancel()`; one that is dropped, or whose reading task is cancelled, cancels itself.
+    Read it from one task, on the event loop of the engine.
+    """
+
+    def __init__(
+        self, engine: Engine, prompt_ids: list[int], resolved: Resolved, choices: list[ChoiceAssembler]
+    ) -> None:
+        self.prompt_token_ids = prompt_ids
+        self._engine = engine
+        self._choices = choices
+        self._loop = asyncio.get_running_loop()
+        self._inbox = _Inbox()
+        self._live: dict[int, int] = {}  # choice -> request id
+        self._started = resolved.max_tokens > 0
+        for index, sampling in enumerate(resolved.samplings):
+            if resolved.max_tokens == 0:
+                self._inbox.put(index, Chunk(0, [], Finish.LENGTH))
+                self._live[index] = 0
+            else:
+                sink = partial(self._inbox.put, index)
+                self._live[index] = engine.submit(prompt_ids, resolved.max_tokens, sampling, sink)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        inbox = self._inbox
+        while self._live:
+            while inbox.chunks:
+                piece = self._assemble(*inbox.chunks.popleft())
+                if piece is not None:
+                    return piece
+            if self._live:
+                inbox.waiter = self._loop.create_future()
+                try:
+                    await inbox.waiter
+                except asyncio.CancelledError:
+                    self.cancel()
+                    raise
+        raise StopAsyncIteration
+
+    def _assemble(self, index: int, chunk: Chunk) -> Piece | None:
+        """None: nothing to show yet, or the choice had ended already."""
+        request = self._live.get(index)
+        if request is None:
+            return None
+        if chunk.finish is Finish.ERROR or chunk.finish is Finish.CANCELLED:
+            del self._live[index]
+            self.cancel()
+            raise failure(chunk, self._engine)
+        part = self._choices[index].push(chunk)
+        if part.finish_reason is not None:
+            del self._live[index]
+            if chunk.finish is None:  # a stop string matched: the engine does not know yet
+                self._engine.cancel(request)
+        elif not part.token_ids:
+            return None
+        return Piece(index, part.text, part.token_ids, part.logprobs, part.finish_reason, part.stop_reason)
+
+    def cancel(self) -> None:
+        """Ends all choices; a reader waiting on another task sees the end of the iteration. May be called again."""
+        live, self._live = self._live, {}
+        if self._started:
+            for request in live.values():
+                self._engine.cancel(request)
+        self._inbox.chunks.clear()
+        self._inbox.wake()
+
+    async def aclose(self) -> None:
+        self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        # The collector may run on any thread, so this goes through the loop; once that is closed, the engine is gone.
+        if getattr(self, "_live", None) and self._started and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_cancel_all, self._engine, list(self._live.values()))
+
+
+def _cancel_all(engine: Engine, requests: list[int]) -> None:
+    for request in requests:
+        engine.cancel(request)
+
+
+class FrontEnd:
+    """One model as its users see it: text in, text out.
+
+    chat: None when the model file has no chat template. model_name: the name that clients use.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, chat: ChatTemplate | None, model_name: str) -> None:
+        self.engine = engine
+        self.text = TextModel(tokenizer, chat, model_name)
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self.model_name = model_name
+
+    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, field: str = "prompt") -> Generation:
+        """Starts n requests. Raises ClientError, with nothing started, when anything about the call is out of bounds.
+
+        field: what the caller calls the prompt ("prompt", "messages"), for error messages.
+        """
+        resolved = resolve(prompt_ids, params, self.engine.info, self.tokenizer.end_ids, field)
+        stops = StopStrings(params.stop)
+        choices = [ChoiceAssembler(self.tokenizer, params, stops) for _ in resolved.samplings]
+        return Generation(self.engine, list(prompt_ids), resolved, choices)
+
+    async def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a completions prompt, with the begin id where the model file asks for it."""
+        if len(text) <= INLINE_CHARS:
+            return self.tokenizer.encode_prompt(text)
+        return await asyncio.to_thread(self.tokenizer.encode_prompt, text)
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        """Ids of a dialogue, ready for the assistant's turn. Raises ClientError where the template refuses it."""
+        if len(repr(messages)) <= INLINE_CHARS:
+            return self.text.encode_chat(messages, **kwargs)
+        return await asyncio.to_thread(partial(self.text.encode_chat, messages, **kwargs))
