@@ -79,9 +79,17 @@ void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indp
         out[i].top_ids = top_ids.data() + i * top_ids.shape(1);
         out[i].top_logprobs = top_logprobs.data() + i * top_logprobs.shape(1);
     }
-    const StepView view{(int32_t)tokens.shape(0), (int32_t)q_indptr.shape(0) - 1, (int32_t)sampled, tokens.data(),
-                        positions.data(), q_indptr.data(), kv_indptr.data(), kv_blocks.data(), out_rows.data(),
-                        rows.data(), out.data()};
+    const StepView view{(int32_t)tokens.shape(0),
+                        (int32_t)q_indptr.shape(0) - 1,
+                        (int32_t)sampled,
+                        tokens.data(),
+                        positions.data(),
+                        q_indptr.data(),
+                        kv_indptr.data(),
+                        kv_blocks.data(),
+                        out_rows.data(),
+                        rows.data(),
+                        out.data()};
     {
         nb::gil_scoped_release release;
         self.step(view);

@@ -1,8 +1,7 @@
-#include "bind/bind.h"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind/bind.h"
 #include "runtime/isa.h"
 
 NB_MODULE(_native, m) {

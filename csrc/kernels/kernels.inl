@@ -16,8 +16,16 @@ namespace POTOK_ISA {
 #include "kernels/sampling.inl"
 
 const Kernels& kernels() {
-    static const Kernels table = {POTOK_STRING(POTOK_ISA), linear,  rms_norm,  quantize_a8, quantize_a16,
-                                  swiglu,                  rope_kv, attention, unpack_row,  sample_row};
+    static const Kernels table = {POTOK_STRING(POTOK_ISA),
+                                  linear,
+                                  rms_norm,
+                                  quantize_a8,
+                                  quantize_a16,
+                                  swiglu,
+                                  rope_kv,
+                                  attention,
+                                  unpack_row,
+                                  sample_row};
     return table;
 }
 

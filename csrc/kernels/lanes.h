@@ -31,12 +31,16 @@ struct Mask {
     __m256 lo, hi;
 };
 
-static inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+static inline Lanes load(const float* p) {
+    return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 static inline void store(float* p, Lanes a) {
     _mm256_storeu_ps(p, a.lo);
     _mm256_storeu_ps(p + 8, a.hi);
 }
-static inline Lanes set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+static inline Lanes set1(float x) {
+    return {_mm256_set1_ps(x), _mm256_set1_ps(x)};
+}
 static inline Lanes broadcast(const float* p) {
     const __m256 v = _mm256_broadcast_ss(p);
     return {v, v};
@@ -49,12 +53,24 @@ static inline void store_f16(uint16_t* p, Lanes a) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
-static inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-static inline Lanes sub(Lanes a, Lanes b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-static inline Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-static inline Lanes div(Lanes a, Lanes b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
-static inline Lanes max(Lanes a, Lanes b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-static inline Lanes min(Lanes a, Lanes b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+static inline Lanes add(Lanes a, Lanes b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+static inline Lanes sub(Lanes a, Lanes b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+static inline Lanes mul(Lanes a, Lanes b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+static inline Lanes div(Lanes a, Lanes b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+static inline Lanes max(Lanes a, Lanes b) {
+    return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+static inline Lanes min(Lanes a, Lanes b) {
+    return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
 static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
@@ -90,7 +106,9 @@ static inline void store_i32(int32_t* p, Lanes a) {
     _mm256_storeu_si256((__m256i*)p, _mm256_cvtps_epi32(a.lo));
     _mm256_storeu_si256((__m256i*)(p + 8), _mm256_cvtps_epi32(a.hi));
 }
-static inline float sqrt1(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+static inline float sqrt1(float x) {
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+}
 static inline float fma1(float a, float b, float c) {
     return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
 }
@@ -123,7 +141,9 @@ static inline Wide wide_add(Wide sum, Lanes a) {
 static inline void wide_store(double* p, Wide a) {
     for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, a.v[i]);
 }
-static inline float f16_to_f32(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+static inline float f16_to_f32(uint16_t h) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
 
 #else
 
@@ -134,9 +154,9 @@ struct Mask {
     bool v[16];
 };
 
-#define POTOK_LANES(type, expr)                      \
-    type r;                                          \
-    for (int i = 0; i < 16; i++) r.v[i] = (expr);    \
+#define POTOK_LANES(type, expr)                   \
+    type r;                                       \
+    for (int i = 0; i < 16; i++) r.v[i] = (expr); \
     return r
 
 // IEEE half <-> single without any instruction for it. Rounds to nearest even; NaN stays NaN (quieted, payload kept).
@@ -176,26 +196,60 @@ static inline uint16_t f32_to_f16(float f) {
     }
     return (uint16_t)(sign | ((u - 0x38000000 + 0xfff + (u >> 13 & 1)) >> 13));
 }
-static inline Lanes load(const float* p) { POTOK_LANES(Lanes, p[i]); }
-static inline void store(float* p, Lanes a) { memcpy(p, a.v, sizeof a.v); }
-static inline Lanes set1(float x) { POTOK_LANES(Lanes, x); }
-static inline Lanes broadcast(const float* p) { return set1(*p); }
-static inline Lanes load_f16(const uint16_t* p) { POTOK_LANES(Lanes, f16_to_f32(p[i])); }
+static inline Lanes load(const float* p) {
+    POTOK_LANES(Lanes, p[i]);
+}
+static inline void store(float* p, Lanes a) {
+    memcpy(p, a.v, sizeof a.v);
+}
+static inline Lanes set1(float x) {
+    POTOK_LANES(Lanes, x);
+}
+static inline Lanes broadcast(const float* p) {
+    return set1(*p);
+}
+static inline Lanes load_f16(const uint16_t* p) {
+    POTOK_LANES(Lanes, f16_to_f32(p[i]));
+}
 static inline void store_f16(uint16_t* p, Lanes a) {
     for (int i = 0; i < 16; i++) p[i] = f32_to_f16(a.v[i]);
 }
-static inline Lanes add(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] + b.v[i]); }
-static inline Lanes sub(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] - b.v[i]); }
-static inline Lanes mul(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] * b.v[i]); }
-static inline Lanes div(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] / b.v[i]); }
-static inline Lanes max(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
-static inline Lanes min(Lanes a, Lanes b) { POTOK_LANES(Lanes, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
-static inline Lanes fma(Lanes a, Lanes b, Lanes c) { POTOK_LANES(Lanes, ::fmaf(a.v[i], b.v[i], c.v[i])); }
-static inline Lanes abs(Lanes a) { POTOK_LANES(Lanes, ::fabsf(a.v[i])); }
-static inline Lanes round_even(Lanes a) { POTOK_LANES(Lanes, ::nearbyintf(a.v[i])); }
-static inline Mask less(Lanes a, Lanes b) { POTOK_LANES(Mask, a.v[i] < b.v[i]); }
-static inline Mask greater_equal(Lanes a, Lanes b) { POTOK_LANES(Mask, a.v[i] >= b.v[i]); }
-static inline Lanes select(Mask m, Lanes yes, Lanes no) { POTOK_LANES(Lanes, m.v[i] ? yes.v[i] : no.v[i]); }
+static inline Lanes add(Lanes a, Lanes b) {
+    POTOK_LANES(Lanes, a.v[i] + b.v[i]);
+}
+static inline Lanes sub(Lanes a, Lanes b) {
+    POTOK_LANES(Lanes, a.v[i] - b.v[i]);
+}
+static inline Lanes mul(Lanes a, Lanes b) {
+    POTOK_LANES(Lanes, a.v[i] * b.v[i]);
+}
+static inline Lanes div(Lanes a, Lanes b) {
+    POTOK_LANES(Lanes, a.v[i] / b.v[i]);
+}
+static inline Lanes max(Lanes a, Lanes b) {
+    POTOK_LANES(Lanes, a.v[i] > b.v[i] ? a.v[i] : b.v[i]);
+}
+static inline Lanes min(Lanes a, Lanes b) {
+    POTOK_LANES(Lanes, a.v[i] < b.v[i] ? a.v[i] : b.v[i]);
+}
+static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+    POTOK_LANES(Lanes, ::fmaf(a.v[i], b.v[i], c.v[i]));
+}
+static inline Lanes abs(Lanes a) {
+    POTOK_LANES(Lanes, ::fabsf(a.v[i]));
+}
+static inline Lanes round_even(Lanes a) {
+    POTOK_LANES(Lanes, ::nearbyintf(a.v[i]));
+}
+static inline Mask less(Lanes a, Lanes b) {
+    POTOK_LANES(Mask, a.v[i] < b.v[i]);
+}
+static inline Mask greater_equal(Lanes a, Lanes b) {
+    POTOK_LANES(Mask, a.v[i] >= b.v[i]);
+}
+static inline Lanes select(Mask m, Lanes yes, Lanes no) {
+    POTOK_LANES(Lanes, m.v[i] ? yes.v[i] : no.v[i]);
+}
 static inline uint32_t bits(Mask m) {
     uint32_t b = 0;
     for (int i = 0; i < 16; i++) b |= (uint32_t)m.v[i] << i;
@@ -212,8 +266,12 @@ static inline Lanes exp2_whole(Lanes n) {
 static inline void store_i32(int32_t* p, Lanes a) {
     for (int i = 0; i < 16; i++) p[i] = (int32_t)a.v[i];
 }
-static inline float sqrt1(float x) { return ::sqrtf(x); }
-static inline float fma1(float a, float b, float c) { return ::fmaf(a, b, c); }
+static inline float sqrt1(float x) {
+    return ::sqrtf(x);
+}
+static inline float fma1(float a, float b, float c) {
+    return ::fmaf(a, b, c);
+}
 static inline float sum_tree(Lanes a) {
     for (int n = 8; n > 0; n /= 2)
         for (int i = 0; i < n; i++) a.v[i] = a.v[i] + a.v[i + n];
@@ -227,9 +285,15 @@ static inline float max_tree(Lanes a) {
 struct Wide {
     double v[16];
 };
-static inline Wide wide_zero() { POTOK_LANES(Wide, 0); }
-static inline Wide wide_add(Wide sum, Lanes a) { POTOK_LANES(Wide, sum.v[i] + (double)a.v[i]); }
-static inline void wide_store(double* p, Wide a) { memcpy(p, a.v, sizeof a.v); }
+static inline Wide wide_zero() {
+    POTOK_LANES(Wide, 0);
+}
+static inline Wide wide_add(Wide sum, Lanes a) {
+    POTOK_LANES(Wide, sum.v[i] + (double)a.v[i]);
+}
+static inline void wide_store(double* p, Wide a) {
+    memcpy(p, a.v, sizeof a.v);
+}
 
 #undef POTOK_LANES
 #endif

@@ -9,9 +9,15 @@
 #define POTOK_MADD(acc, a, w) \
     __asm__("vpmaddwd %2,%1,%%ymm15\n\tvpaddd %%ymm15,%0,%0" : "+x"(acc) : "x"(a), "x"(w) : "xmm15")
 
-static inline __m256i broadcast32(const void* p) { return _mm256_castps_si256(_mm256_broadcast_ss((const float*)p)); }
-static inline __m256i load_i256(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
-static inline __m256 half8(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+static inline __m256i broadcast32(const void* p) {
+    return _mm256_castps_si256(_mm256_broadcast_ss((const float*)p));
+}
+static inline __m256i load_i256(const void* p) {
+    return _mm256_loadu_si256((const __m256i*)p);
+}
+static inline __m256 half8(const void* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
 
 // acc = fma(m * s, acc), then fma(d_w * d_a, float(dot), acc): the chain of one group, 16 columns of one row.
 static inline void finish_group_min(float* acc, __m256i dot0, __m256i dot1, const __m256 d[2], const __m256 m[2],
@@ -34,7 +40,8 @@ static void tile_p4m_a8(const uint8_t* w, const int8_t* a, const float* da, cons
     const int groups = k / kGroup;
     zero_tile(acc, Rows * kPanel);
     for (int g = 0; g < groups; g++, w += kP4MBytes, a += kGroup) {
-        POTOK_UNROLL for (int i = 0; i < kP4MBytes; i += 64) _mm_prefetch((const char*)w + 4 * kP4MBytes + i, _MM_HINT_T0);
+        POTOK_UNROLL for (int i = 0; i < kP4MBytes; i += 64)
+            _mm_prefetch((const char*)w + 4 * kP4MBytes + i, _MM_HINT_T0);
         __m256i c[Rows][2];
         POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
         POTOK_UNROLL for (int j = 0; j < 4; j++) {
@@ -76,7 +83,8 @@ static void tile_p4m_a16(const uint8_t* w, const int16_t* a, const float* da, co
     const int groups = k / kGroup;
     zero_tile(acc, Rows * kPanel);
     for (int g = 0; g < groups; g++, w += kP4MBytes, a += kGroup) {
-        POTOK_UNROLL for (int i = 0; i < kP4MBytes; i += 64) _mm_prefetch((const char*)w + 4 * kP4MBytes + i, _MM_HINT_T0);
+        POTOK_UNROLL for (int i = 0; i < kP4MBytes; i += 64)
+            _mm_prefetch((const char*)w + 4 * kP4MBytes + i, _MM_HINT_T0);
         __m256i c[Rows][2];
         POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
         POTOK_UNROLL for (int j = 0; j < 4; j++) {

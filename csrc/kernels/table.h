@@ -21,7 +21,7 @@ enum class Act : int32_t { F32 = 0, A8 = 1, A16 = 2 };
 
 constexpr int kPanel = 16;
 constexpr int kGroup = 32;
-constexpr int kMaxHeadDim = 256;  // a multiple of 16
+constexpr int kMaxHeadDim = 256;     // a multiple of 16
 constexpr int kTileTokens = 64;      // attention visits KV in tiles of this many tokens at absolute positions,
 constexpr int kSegmentTokens = 512;  // inside segments of this many, merged in ascending order
 constexpr int kTileRows = 6;         // query rows (token, head) that share the loads of a KV tile
@@ -30,7 +30,9 @@ constexpr int kP8Bytes = 544;
 
 // 16-bit pairs hold k and k + 2, so that nibbles of packed bytes spread to 16 bits by mask and shift alone:
 // pairs of every 8 k, in order: (0,2) (1,3) (4,6) (5,7). A16 rows are stored in this order too.
-constexpr int pair_k(int pair, int element) { return 4 * (pair / 2) + pair % 2 + 2 * element; }
+constexpr int pair_k(int pair, int element) {
+    return 4 * (pair / 2) + pair % 2 + 2 * element;
+}
 
 struct PackedWeight {
     Packed format;
@@ -74,9 +76,9 @@ struct AttentionTask {
     size_t block_stride;
     const int32_t* blocks;  // the segment's block table
     int32_t block_size, head_dim, num_kv_heads, kv_head, group;
-    int32_t row0, row1;    // rows (tokens) of q and of out
-    int32_t position;      // absolute position of row0
-    float* out;            // [rows][num_heads * head_dim]
+    int32_t row0, row1;  // rows (tokens) of q and of out
+    int32_t position;    // absolute position of row0
+    float* out;          // [rows][num_heads * head_dim]
     int32_t ld_out;
     float* scratch;  // attention_scratch_floats(rows * group, head_dim)
 };

@@ -16,9 +16,15 @@ constexpr int kSwigluCols = 256;
 // Bytes of activations that one linear task walks for each panel; half of a small second-level cache.
 constexpr int kActivationBytes = 256 << 10;
 
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-uint8_t* aligned(uint8_t* p) { return reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<size_t>(p), kAlign)); }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
+size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
+uint8_t* aligned(uint8_t* p) {
+    return reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<size_t>(p), kAlign));
+}
+int ceil_div(int a, int b) {
+    return (a + b - 1) / b;
+}
 
 }  // namespace
 
@@ -67,7 +73,8 @@ void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector
     cursors_.reset(new Cursor[ops_.size() + 1]);
     int widest = 0;
     for (const Place& p : places_) widest = std::max(widest, p.cols);
-    const size_t attention = attention_scratch_floats(std::max(kAttentionRows, shape.heads / shape.kv_heads), shape.head_dim);
+    const size_t attention =
+        attention_scratch_floats(std::max(kAttentionRows, shape.heads / shape.kv_heads), shape.head_dim);
     scratch_.assign(pool_.size(), std::vector<float>(std::max(attention, (size_t)widest)));
     sample_scratch_.assign(pool_.size(), std::vector<uint8_t>(sample_scratch_bytes(shape.vocab) + kAlign));
 }
@@ -109,9 +116,10 @@ void Replay::reserve(int tokens, int sampled) {
             if (wanted) bytes += round_up(n, kAlign);
             return at;
         };
-        const size_t f32 = take(p.f32, rows * ld * 4), a8 = take(p.a8, rows * p.cols), a8_d = take(p.a8, rows * groups * 4),
-                     a8_s = take(p.a8, rows * groups * 4), a16 = take(p.a16, rows * p.cols * 2),
-                     a16_d = take(p.a16, rows * groups * 4), a16_s = take(p.a16, rows * groups * 4);
+        const size_t f32 = take(p.f32, rows * ld * 4), a8 = take(p.a8, rows * p.cols),
+                     a8_d = take(p.a8, rows * groups * 4), a8_s = take(p.a8, rows * groups * 4),
+                     a16 = take(p.a16, rows * p.cols * 2), a16_d = take(p.a16, rows * groups * 4),
+                     a16_s = take(p.a16, rows * groups * 4);
         memory_[i].assign(bytes + kAlign, 0);
         uint8_t* base = aligned(memory_[i].data());
         ActRows& a = rows_[i].acts;
@@ -186,7 +194,8 @@ void Replay::run_op(int index, int worker) {
             const Rows& in = rows_[op.input];
             for (int r = next(1); r < rows; r = next(1)) {
                 float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld : scratch_[worker].data();
-                kernels_.rms_norm(in.acts.f32 + (size_t)r * in.ld, vectors_[op.weights[0]], in.acts.k, shape_.norm_eps, y);
+                kernels_.rms_norm(in.acts.f32 + (size_t)r * in.ld, vectors_[op.weights[0]], in.acts.k, shape_.norm_eps,
+                                  y);
                 emit(out, r, y, 0, out.acts.k);
             }
             break;
@@ -205,7 +214,8 @@ void Replay::run_op(int index, int worker) {
             t.halves = shape_.rope_halves;
             t.scale = 1.0f / std::sqrt((float)shape_.head_dim);
             for (int r = next(1); r < rows; r = next(1)) {
-                const int segment = (int)(std::upper_bound(s.q_indptr, s.q_indptr + s.segments + 1, r) - s.q_indptr) - 1;
+                const int segment =
+                    (int)(std::upper_bound(s.q_indptr, s.q_indptr + s.segments + 1, r) - s.q_indptr) - 1;
                 const int position = s.positions[r];
                 const int block = s.kv_blocks[s.kv_indptr[segment] + position / block_size_];
                 t.qkv = in.acts.f32 + (size_t)r * in.ld;
@@ -235,7 +245,8 @@ void Replay::run_op(int index, int worker) {
         case OpKind::Gather: {
             const Rows& in = rows_[op.input];
             for (int r = next(1); r < rows; r = next(1)) {
-                memcpy(out.acts.f32 + (size_t)r * out.ld, in.acts.f32 + (size_t)s.out_rows[r] * in.ld, (size_t)in.acts.k * 4);
+                memcpy(out.acts.f32 + (size_t)r * out.ld, in.acts.f32 + (size_t)s.out_rows[r] * in.ld,
+                       (size_t)in.acts.k * 4);
             }
             break;
         }

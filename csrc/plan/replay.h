@@ -44,7 +44,7 @@ struct StepView {
 };
 
 class Replay {
-   public:
+ public:
     Replay(const Kernels& kernels, int threads);
 
     // Packs with all threads; the source may go away afterwards.
@@ -64,7 +64,7 @@ class Replay {
     // Writes NaN over the KV of these blocks (tests: nothing may ever read a slot that it did not write).
     void poison(const int32_t* blocks, int n);
 
-   private:
+ private:
     struct alignas(64) Cursor {
         std::atomic<int32_t> next{0};
     };
@@ -105,7 +105,7 @@ class Replay {
     int reserved_tokens_ = 0, reserved_sampled_ = 0;
     std::vector<std::vector<uint8_t>> memory_;  // of each place
     std::vector<Rows> rows_;
-    std::vector<std::vector<float>> scratch_;         // of each worker
+    std::vector<std::vector<float>> scratch_;  // of each worker
     std::vector<std::vector<uint8_t>> sample_scratch_;
     std::unique_ptr<Cursor[]> cursors_;
     std::vector<AttentionItem> attention_;

@@ -10,7 +10,9 @@ namespace {
 constexpr size_t kHuge = 2u << 20;
 constexpr size_t kRun = 64u << 20;
 
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t round_up(size_t n, size_t to) {
+    return (n + to - 1) / to * to;
+}
 
 }  // namespace
 

@@ -10,7 +10,7 @@
 namespace potok {
 
 class Arena {
-   public:
+ public:
     Arena() = default;
     ~Arena();
     Arena(const Arena&) = delete;
@@ -19,7 +19,7 @@ class Arena {
     // 64-byte aligned, zeroed, lives as long as the arena. Throws std::bad_alloc.
     uint8_t* allocate(size_t bytes);
 
-   private:
+ private:
     struct Run {
         void* base;
         size_t bytes;

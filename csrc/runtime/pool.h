@@ -10,7 +10,7 @@
 namespace potok {
 
 class Pool {
-   public:
+ public:
     // `threads` workers in all; worker 0 is whoever calls run().
     explicit Pool(int threads);
     ~Pool();
@@ -25,7 +25,7 @@ class Pool {
     // All workers of the running job meet here; what was written before is visible after.
     void barrier();
 
-   private:
+ private:
     void work(int worker);
 
     const int size_;

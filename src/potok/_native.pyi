@@ -1,0 +1,79 @@
+"""The compiled executor (csrc/bind)."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+def supported_isas() -> list[str]: ...
+
+class Replay:
+    def __init__(self, isa: str, threads: int) -> None: ...
+    def add_weight(self, source: int, act: int, k: int, rows: npt.NDArray[np.uint8]) -> int: ...
+    def add_vector(self, values: npt.NDArray[np.float32]) -> int: ...
+    def set_plan(
+        self,
+        sizes: tuple[int, int, int, int, int, int],
+        rope_halves: bool,
+        norm_eps: float,
+        places: list[Any],
+        ops: list[Any],
+        logits: int,
+    ) -> None: ...
+    def allocate(self, num_blocks: int, block_size: int, cos_sin: npt.NDArray[np.float32]) -> None: ...
+    def step(self, *arrays: Any) -> None: ...
+    def unpack(self, weight: int, out: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]: ...
+    def poison(self, blocks: npt.NDArray[np.int32]) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def packed_bytes(self) -> int: ...
+
+class kernels:
+    @staticmethod
+    def linear(
+        isa: str,
+        source: int,
+        act: int,
+        weight: npt.NDArray[np.uint8],
+        x: npt.NDArray[np.float32],
+        out: npt.NDArray[np.float32],
+        repeat: int = 1,
+    ) -> None: ...
+    @staticmethod
+    def quantize_a8(isa: str, x: Any, q: Any, d: Any, s: Any) -> None: ...
+    @staticmethod
+    def quantize_a16(isa: str, x: Any, q: Any, d: Any, s: Any) -> None: ...
+    @staticmethod
+    def rms_norm(isa: str, x: Any, weight: Any, eps: float, out: Any) -> None: ...
+    @staticmethod
+    def swiglu(isa: str, gate: Any, up: Any, out: Any) -> None: ...
+    @staticmethod
+    def rope_kv(
+        isa: str,
+        qkv: Any,
+        cos_sin: Any,
+        heads: int,
+        kv_heads: int,
+        block_size: int,
+        slot: int,
+        halves: bool,
+        q: Any,
+        kv: Any,
+    ) -> None: ...
+    @staticmethod
+    def attention(
+        isa: str,
+        q: Any,
+        kv: Any,
+        blocks: Any,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        position: int,
+        out: Any,
+        rows_per_task: int,
+        repeat: int = 1,
+    ) -> None: ...

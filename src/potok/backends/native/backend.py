@@ -1,0 +1,130 @@
+"""The CPU executor: the plan replayed in C++ with the GIL released, one call a step."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from potok._native import Replay, supported_isas
+from potok.backends.api import I32, BackendInfo, Sampled, SampleRows, StepInputs
+from potok.backends.native.lower import lower
+from potok.backends.native.rope import cos_sin_table
+from potok.backends.native.weights import WeightLoader
+from potok.errors import LoadError
+from potok.model.config import ModelConfig
+from potok.model.families import FAMILIES
+from potok.model.plan import RopeKind
+from potok.model.precision import Activation
+from potok.weights.formats import dequantize
+from potok.weights.gguf import GGUFFile
+
+_HEAD_MULTIPLE = 16  # lanes of the attention kernels
+_MAX_HEAD_DIM = 256
+_GROUP = 32  # elements that share one activation scale
+
+
+class NativeBackend:
+    """Packs the file's tensors at construction; `allocate` gives it KV memory before the first step.
+
+    The file may be closed once constructed. Not thread-safe: one step at a time.
+    """
+
+    info: BackendInfo
+
+    def __init__(
+        self, file: GGUFFile, config: ModelConfig, *, threads: int, activation_bits: int, block_size: int
+    ) -> None:
+        _check(config)
+        isa = _choose_isa(os.environ.get("POTOK_ISA"))
+        self._config = config
+        self._block_size = block_size
+        self._replay = Replay(isa, threads)
+        loader = WeightLoader(self._replay, file, activation_bits)
+        plan = FAMILIES[config.architecture](config)
+        lowered = lower(plan, loader.activation, loader.weight, loader.vector)
+        places = [
+            (p.cols, *(form in p.forms for form in (Activation.F32, Activation.A8, Activation.A16)))
+            for p in lowered.places
+        ]
+        ops = [(o.kind, o.input, o.residual, o.output, o.sampled, o.layer, o.weights, o.biases) for o in lowered.ops]
+        c = config
+        sizes = (c.num_layers, c.num_heads, c.num_kv_heads, c.head_dim, c.rope_dim, c.vocab_size)
+        self._replay.set_plan(sizes, plan.rope is RopeKind.HALVES, c.norm_eps, places, ops, lowered.logits)
+        factors = file.tensors.get("rope_freqs.weight")
+        self._factors = None if factors is None else dequantize(factors.type, factors.data).reshape(-1)
+        self._notes = loader.notes()
+        self._describe(num_blocks=0)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        c = self._config
+        return c.num_layers * c.num_kv_heads * c.head_dim * 2 * 2  # K and V, two bytes each
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of the packed weights."""
+        return self._replay.packed_bytes
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        """KV memory for `num_blocks` blocks (touched as it is used), and tables for `max_model_len` positions."""
+        table = cos_sin_table(self._config, self._factors, max_model_len)
+        self._replay.allocate(num_blocks, self._block_size, table)
+        self._describe(num_blocks)
+
+    def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
+        num = len(inputs.out_rows)
+        width = max(int(rows.logprobs.max(initial=0)), 0)
+        out = Sampled(
+            ids=np.empty(num, np.int32),
+            logprob=np.zeros(num, np.float32),
+            top_ids=np.full((num, width), -1, np.int32),
+            top_logprobs=np.zeros((num, width), np.float32),
+            hashes=np.empty(num if rows.want_hashes else 0, np.uint64),
+        )
+        i, r = inputs, rows
+        self._replay.step(
+            *(i.tokens, i.positions, i.q_indptr, i.kv_indptr, i.kv_blocks, i.out_rows),
+            *(r.temperature, r.top_k, r.top_p, r.min_p, r.seed, r.choice, r.position),
+            *(r.presence, r.frequency, r.repetition, r.seen_indptr, r.seen_ids, r.seen_counts),
+            *(r.bias_indptr, r.bias_ids, r.bias_values, r.logprobs, r.want_hashes),
+            *(out.ids, out.logprob, out.top_ids, out.top_logprobs, out.hashes),
+        )
+        return out
+
+    def poison(self, blocks: I32) -> None:
+        """Writes NaN over the KV of these blocks; a test's way to show that freed slots are never read."""
+        self._replay.poison(blocks)
+
+    def close(self) -> None:
+        """Nothing outlives the object: threads and memory go with it."""
+
+    def _describe(self, num_blocks: int) -> None:
+        self.info = BackendInfo(
+            vocab_size=self._config.vocab_size,
+            context_length=self._config.context_length,
+            block_size=self._block_size,
+            num_blocks=num_blocks,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+            threads=self._replay.threads,
+            isa=self._replay.isa,
+            notes=self._notes,
+        )
+
+
+def _choose_isa(wanted: str | None) -> str:
+    supported = supported_isas()
+    if not wanted:
+        return supported[0]
+    if wanted not in supported:
+        raise LoadError(f"POTOK_ISA is {wanted!r}; this CPU and build support {', '.join(supported)}.")
+    return wanted
+
+
+def _check(config: ModelConfig) -> None:
+    c = config
+    if c.head_dim % _HEAD_MULTIPLE or c.head_dim > _MAX_HEAD_DIM or c.num_heads // c.num_kv_heads * c.head_dim % _GROUP:
+        raise LoadError(
+            f"heads of {c.head_dim} elements are not supported: a head must be a multiple of {_HEAD_MULTIPLE} up to "
+            f"{_MAX_HEAD_DIM}, and the heads that share a KV head a multiple of {_GROUP}."
+        )

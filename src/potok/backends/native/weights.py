@@ -1,0 +1,62 @@
+"""Tensors of a file into the native executor: packed where a kernel exists, else expanded to float32."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from potok._native import Replay
+from potok.model.precision import Activation, activation_of
+from potok.weights.formats import dequantize
+from potok.weights.gguf import GGUFFile, Tensor
+
+#: Formats that are packed as they are; ids as in the file (csrc/formats/pack.h).
+_PACKED = ("F32", "F16", "Q4_1", "Q8_0")
+_F32_ID = 0
+
+
+class WeightLoader:
+    """Adds each tensor once; remembers what had to be expanded."""
+
+    def __init__(self, replay: Replay, file: GGUFFile, activation_bits: int) -> None:
+        self._replay = replay
+        self._file = file
+        self._activation_bits = activation_bits
+        self._index: dict[str, int] = {}
+        self._expanded: Counter[str] = Counter()
+        self._bytes = [0, 0]  # of the expanded tensors: in the file, in memory
+
+    def activation(self, name: str) -> Activation:
+        return activation_of(name, self._file.tensors[name].type.name, self._activation_bits)
+
+    def weight(self, name: str) -> int:
+        """A matrix [n, k] -> its native index."""
+        if name not in self._index:
+            self._index[name] = self._add(name, self._file.tensors[name])
+        return self._index[name]
+
+    def vector(self, name: str) -> int:
+        """A vector, as float32 -> its native index."""
+        if name not in self._index:
+            tensor = self._file.tensors[name]
+            self._index[name] = self._replay.add_vector(dequantize(tensor.type, tensor.data).reshape(-1))
+        return self._index[name]
+
+    def _add(self, name: str, tensor: Tensor) -> int:
+        _, k = tensor.shape
+        if tensor.type.name in _PACKED:
+            return self._replay.add_weight(tensor.type.id, int(self.activation(name)), k, tensor.data)
+        values = dequantize(tensor.type, tensor.data)
+        self._expanded[tensor.type.name] += 1
+        self._bytes[0] += tensor.data.nbytes
+        self._bytes[1] += values.nbytes
+        return self._replay.add_weight(_F32_ID, int(Activation.F32), k, values.view(np.uint8))
+
+    def notes(self) -> tuple[str, ...]:
+        """One sentence about the cost of expansion, when there was any."""
+        if not self._expanded:
+            return ()
+        kinds = ", ".join(f"{n} {name}" for name, n in sorted(self._expanded.items()))
+        before, after = (b / 2**20 for b in self._bytes)
+        return (f"no kernel yet for {kinds} tensors: expanded to float32, {before:.0f} MiB became {after:.0f} MiB",)
