@@ -1,0 +1,41 @@
+"""From a batch of segments to the arrays of one step."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from potok.backends.api import StepInputs
+from potok.core.batch import Batch
+
+
+def pack(batch: Batch, block_size: int) -> StepInputs:
+    """The step's arrays, segments in the batch's order. block_size: tokens; tables are cut to what a segment covers.
+
+    Built in array.array, which appends a request's tokens and blocks as one copy of memory each.
+    """
+    tokens, positions, kv_blocks = array("i"), array("i"), array("i")
+    q_indptr, kv_indptr, out_rows = array("i", (0,)), array("i", (0,)), array("i")
+    for _, start, ids, blocks, sample in batch.segments:
+        end = start + len(ids)
+        tokens.extend(ids)
+        if end - start == 1:
+            positions.append(start)
+        else:
+            positions.extend(range(start, end))
+        num_blocks = -(-end // block_size)
+        assert len(blocks) >= num_blocks, f"{len(blocks)} blocks of {block_size} do not cover {end} tokens"
+        kv_blocks.extend(blocks if len(blocks) == num_blocks else blocks[:num_blocks])
+        q_indptr.append(len(tokens))
+        kv_indptr.append(len(kv_blocks))
+        if sample:
+            out_rows.append(len(tokens) - 1)
+    return StepInputs(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        q_indptr=np.array(q_indptr, np.int32),
+        kv_indptr=np.array(kv_indptr, np.int32),
+        kv_blocks=np.array(kv_blocks, np.int32),
+        out_rows=np.array(out_rows, np.int32),
+    )
