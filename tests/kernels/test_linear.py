@@ -91,7 +91,7 @@ def test_extreme_quants_do_not_overflow(isa: str, source: int, act: int) -> None
 @pytest.mark.parametrize(("source", "act"), COMBINATIONS)
 @pytest.mark.parametrize("isa", FAST)
 def test_random_bytes_equal_scalar(isa: str, source: int, act: int) -> None:
-    """Any bits may stand in a file: infinite, NaN and subnormal scales included. NaN equals NaN, whatever its payload."""
+    """Any bits may stand in a file: infinite, NaN and subnormal scales included. Payloads of NaN may differ."""
     rng = np.random.default_rng(3)
     k, n = 64, 48
     row_bytes = FORMATS[source].nbytes(k)
