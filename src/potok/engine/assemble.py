@@ -1,0 +1,79 @@
+"""From a loaded backend to an engine that can serve: sizes of the KV memory and of a step, and the first steps."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from potok.backends.api import Backend
+from potok.backends.inputs import pack
+from potok.config import EngineConfig
+from potok.core.batch import Batch, Segment
+from potok.core.scheduler import Limits, Scheduler
+from potok.engine import resolve
+from potok.engine.serve import Engine
+from potok.protocol import EngineInfo, Sampling
+from potok.sampling.state import RowState, build_rows
+
+PROBE_TOKENS = 64
+PROBE_RUNS = 2
+
+
+class AllocatingBackend(Backend, Protocol):
+    """A backend whose weights are loaded. `info.num_blocks` counts after `allocate`."""
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        """Takes the KV memory. Called once, before the first step."""
+
+
+def assemble(
+    config: EngineConfig,
+    backend: AllocatingBackend,
+    *,
+    memory: int,
+    notes: list[str],
+    probe: Callable[[AllocatingBackend], float],
+) -> Engine:
+    """memory: bytes available now. notes: of what has been resolved before. probe: runs steps, tells seconds per token.
+
+    Raises LoadError when the settings, the model and the machine do not fit together.
+    """
+    info = backend.info
+    seqs = resolve.max_num_seqs(config.max_num_seqs)
+    pool = resolve.pool(config, seqs.value, info.context_length, info.kv_bytes_per_token, memory)
+    backend.allocate(pool.num_blocks, pool.max_model_len)
+    budget = resolve.budget(config.max_num_batched_tokens, probe(backend))
+    return Engine(
+        Scheduler(Limits(seqs.value, budget.value, pool.max_model_len, config.block_size), pool.num_blocks),
+        backend,
+        EngineInfo(
+            vocab_size=info.vocab_size,
+            max_model_len=pool.max_model_len,
+            block_size=config.block_size,
+            num_blocks=pool.num_blocks,
+            max_num_seqs=seqs.value,
+            max_num_batched_tokens=budget.value,
+            threads=info.threads,
+            isa=info.isa,
+            kv_cache_bytes=pool.num_blocks * config.block_size * info.kv_bytes_per_token,
+            notes=[*notes, *pool.notes, seqs.note, budget.note, *backend.info.notes],
+        ),
+    )
+
+
+def measure(backend: AllocatingBackend) -> float:
+    """Seconds per prompt token: the faster of two steps, on blocks that nobody uses yet. It warms everything up, too."""
+    info = backend.info
+    num_tokens = min(PROBE_TOKENS, info.num_blocks * info.block_size, info.context_length)
+    tokens = array("i", (7919 * i % info.vocab_size for i in range(num_tokens)))
+    blocks = range(-(-num_tokens // info.block_size))
+    inputs = pack(Batch(0, (Segment(0, 0, tokens, array("i", blocks), sample=True),)), info.block_size)
+    rows = build_rows([(RowState(Sampling(), tokens), num_tokens)], want_hashes=False)
+    durations = []
+    for _ in range(PROBE_RUNS):
+        started = time.perf_counter()
+        backend.step(inputs, rows)
+        durations.append(time.perf_counter() - started)
+    return min(durations) / num_tokens

@@ -1,0 +1,31 @@
+"""From the settings to an engine that serves a GGUF file with the native backend."""
+
+from __future__ import annotations
+
+import time
+
+from potok.backends.native.backend import NativeBackend
+from potok.config import EngineConfig
+from potok.engine import resolve
+from potok.engine.assemble import assemble, measure
+from potok.engine.machine import read_machine
+from potok.engine.serve import Engine
+from potok.weights.gguf import GGUFFile
+from potok.weights.model_config import read_config
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Loads the weights, takes the KV memory and runs the first steps. Raises LoadError."""
+    started = time.monotonic()
+    file = GGUFFile.open(config.model)
+    model = read_config(file)
+    resolve.check(config, model.context_length)
+    machine = read_machine()
+    threads = resolve.threads(config.threads, machine)
+    resolve.check_weights(sum(tensor.data.nbytes for tensor in file.tensors.values()), machine.available)
+    backend = NativeBackend(
+        file, model, threads=threads.value, activation_bits=config.activation_bits, block_size=config.block_size
+    )
+    file.release_memory()
+    loaded = f"weights loaded in {time.monotonic() - started:.2f} s"
+    return assemble(config, backend, memory=read_machine().available, notes=[loaded, threads.note], probe=measure)

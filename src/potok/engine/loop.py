@@ -1,0 +1,148 @@
+"""The engine's loop: messages in, one step, one message out."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from potok.backends.api import Backend, Sampled
+from potok.backends.inputs import pack
+from potok.core.batch import Batch, Delta
+from potok.core.request import Request
+from potok.core.scheduler import Reject, Scheduler
+from potok.finish import Finish
+from potok.protocol import Cancel, Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine, TokenLogprobs
+from potok.sampling.state import RowState, build_rows
+
+#: An idle engine says that it lives this often, in seconds.
+HEARTBEAT_SECONDS = 0.5
+
+
+class Connection(Protocol):
+    """The engine's end of the way to whoever asks."""
+
+    def receive(self, timeout: float) -> Sequence[ToEngine]:
+        """All messages that have arrived; when there are none, waits up to `timeout` seconds for the first."""
+        ...
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class Live(NamedTuple):
+    """What the loop keeps of a live request; all else is the scheduler's."""
+
+    sampling: Sampling
+    row: RowState
+
+
+class EngineLoop:
+    def __init__(self, scheduler: Scheduler, backend: Backend, connection: Connection) -> None:
+        self._scheduler = scheduler
+        self._backend = backend
+        self._connection = connection
+        self._live: dict[int, Live] = {}
+        self._refused: list[Chunk] = []
+
+    def run(self) -> None:
+        """Serves until a Shutdown arrives. Sends one Step a turn; a turn without work is a heartbeat."""
+        patience = 0.0
+        while True:
+            for message in self._connection.receive(patience):
+                if isinstance(message, Shutdown):
+                    return
+                self._accept(message)
+            batch = self._scheduler.schedule(_now_us())
+            chunks, self._refused = self._refused, []
+            if batch is not None:
+                chunks += self._step(batch)
+            self._connection.send(Step(chunks, self._stats()))
+            patience = self._patience(batch)
+
+    def _accept(self, message: Submit | Cancel) -> None:
+        if isinstance(message, Cancel):
+            self._scheduler.cancel(message.id)
+            self._live.pop(message.id, None)
+            return
+        reject = refusal(message, self._backend.info.vocab_size)
+        if reject is None:
+            stop_ids = frozenset(message.sampling.stop_ids)
+            tokens = array("i", message.prompt)
+            request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids)
+            reject = self._scheduler.submit(request)
+        if reject is None:
+            self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt))
+        else:
+            self._refused.append(Chunk(message.id, [], Finish.ERROR, error=reject.message, param=reject.param))
+
+    def _step(self, batch: Batch) -> list[Chunk]:
+        sampling = [(self._live[s.id], s.start + len(s.tokens)) for s in batch.segments if s.sample]
+        want_hashes = any(live.sampling.logit_hash for live, _ in sampling)
+        rows = build_rows([(live.row, position) for live, position in sampling], want_hashes)
+        inputs = pack(batch, self._scheduler.limits.block_size)
+        started = _now_us()
+        sampled = self._backend.step(inputs, rows)
+        deltas = self._scheduler.commit(batch, sampled.ids.tolist(), _now_us() - started)
+        return [self._chunk(delta, sampled) for delta in deltas]
+
+    def _chunk(self, delta: Delta, sampled: Sampled) -> Chunk:
+        sampling, row = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
+        if delta.token is None:
+            error = "the model's output for this request was not finite" if delta.finish is Finish.ERROR else None
+            return Chunk(delta.id, [], delta.finish, error=error)
+        row.push(delta.token)
+        logprobs = [token_logprobs(sampled, delta.row, sampling.logprobs)] if sampling.logprobs >= 0 else None
+        hashes = [int(sampled.hashes[delta.row])] if sampling.logit_hash else None
+        return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes)
+
+    def _stats(self) -> Stats:
+        scheduler, counters = self._scheduler, self._scheduler.counters
+        return Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_blocks_used=scheduler.pool.used,
+            kv_blocks_total=scheduler.pool.num_blocks,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            preemptions=counters.preemptions,
+            steps=counters.steps,
+            busy_us=counters.busy_us,
+        )
+
+    def _patience(self, batch: Batch | None) -> float:
+        """How long to wait for messages before the next turn, in seconds."""
+        if not self._live:
+            return HEARTBEAT_SECONDS
+        if batch is not None:
+            return 0.0
+        wake = self._scheduler.wake_at()
+        assert wake is not None, f"{len(self._live)} requests wait, and nothing will ever wake them"
+        return min(HEARTBEAT_SECONDS, max(0.0, (wake - _now_us()) / 1e6))
+
+
+def refusal(request: Submit, vocab_size: int) -> Reject | None:
+    """Ids that would index outside the model's tables. The API side has looked; memory safety is worth a second look."""
+    sampling = request.sampling
+    for field, ids in (
+        ("prompt", request.prompt),
+        ("stop_token_ids", sampling.stop_ids),
+        ("logit_bias", [id for id, _ in sampling.logit_bias]),
+    ):
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            return Reject(f"{field} must hold token ids from 0 to {vocab_size - 1} only.", field)
+    if sampling.logprobs > vocab_size:
+        return Reject(f"logprobs must be at most {vocab_size}, not {sampling.logprobs}.", "logprobs")
+    return None
+
+
+def token_logprobs(sampled: Sampled, row: int, count: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        float(sampled.logprob[row]),
+        sampled.top_ids[row, :count].tolist(),
+        sampled.top_logprobs[row, :count].tolist(),
+    )
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -1,0 +1,66 @@
+"""The engine process: python -m potok.engine.process SETTINGS ENDPOINT PARENT
+
+SETTINGS: EngineConfig as JSON. ENDPOINT: of the socket to connect to. PARENT: a process id, or 0; see `die_with`.
+Exit codes: 0 asked to end, 2 the model or a setting cannot be used, 70 a bug.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from potok.config import EngineConfig
+from potok.engine.build import build_engine
+from potok.engine.ipc import EngineEnd
+from potok.engine.serve import Engine, serve_engine
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+STDIN = 0
+
+
+def main(arguments: list[str]) -> int:
+    settings, endpoint, parent = arguments
+    config = msgspec.json.decode(settings, type=EngineConfig)
+    return run(endpoint, int(parent), lambda: build_engine(config))
+
+
+def run(endpoint: str, parent: int, build: Callable[[], Engine]) -> int:
+    """Serves one engine as the whole work of this process; returns its exit code."""
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    connection = EngineEnd(endpoint)
+    try:
+        return serve_engine(connection, build)
+    finally:
+        connection.close()
+
+
+def die_with(parent: int) -> None:
+    """Ends this process as soon as the parent has ended, however that happened.
+
+    The parent holds the other end of our stdin and never writes, so end-of-file there means that it is gone. Where
+    Linux can watch too (parent is not 0), the kernel kills us even while some native code keeps Python from noticing.
+    """
+    threading.Thread(target=_await_end_of_stdin, name="potok-parent-watch", daemon=True).start()
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before we asked
+            os._exit(0)
+
+
+def _await_end_of_stdin() -> NoReturn:
+    while os.read(STDIN, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

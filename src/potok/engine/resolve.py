@@ -1,0 +1,149 @@
+"""Settings that were left open, from what the machine has and the model needs; each with its reason.
+
+Pure: facts come as arguments. Every function returns what to use and a line for the start log, or raises LoadError with
+a sentence that names the setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from potok.config import EngineConfig
+from potok.engine.machine import Machine
+from potok.errors import LoadError
+
+BLOCK_SIZES = (16, 32, 64)
+DEFAULT_MAX_NUM_SEQS = 128
+#: Of the memory that is left when the weights are loaded, the KV pool takes this part.
+KV_SHARE = 0.5
+
+#: A step should take about this long: the pace at which running requests get tokens while prompts are computed.
+STEP_SECONDS = 0.08
+MIN_DERIVED_BUDGET = 32
+MAX_DERIVED_BUDGET = 2048
+BUDGET_MULTIPLE = 16
+
+
+class Choice(NamedTuple):
+    value: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """KV memory, and what must fit into it."""
+
+    num_blocks: int
+    max_model_len: int
+    notes: list[str]
+
+
+def check(config: EngineConfig, context_length: int) -> None:
+    """Refuses what no machine could make right. context_length: of the model file, in tokens."""
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "threads"):
+        value = getattr(config, name)
+        if value < 0:
+            raise LoadError(f"{name} must be at least 1, not {value}; leave it out to have it derived.")
+    if config.block_size not in BLOCK_SIZES:
+        raise LoadError(f"block_size must be 16, 32 or 64 tokens, not {config.block_size}.")
+    if config.activation_bits not in (8, 16):
+        raise LoadError(f"activation_bits must be 8 or 16, not {config.activation_bits}.")
+    if config.max_model_len == 1:
+        raise LoadError("max_model_len must be at least 2: one token of prompt and one of output.")
+    if config.max_model_len > context_length:
+        raise LoadError(
+            f"max_model_len is {config.max_model_len}, but the model's context is {context_length} tokens; lower it."
+        )
+
+
+def threads(asked: int, machine: Machine) -> Choice:
+    allowed = machine.cores
+    reason = f"{machine.cores} in the affinity mask"
+    if machine.cpu_quota is not None and machine.cpu_quota < allowed:
+        allowed = max(1, int(machine.cpu_quota))
+        reason = f"the container's CPU quota is {machine.cpu_quota:g} cores"
+    if not asked:
+        return Choice(allowed, f"threads {allowed}: {reason}")
+    if asked > allowed:
+        return Choice(asked, f"threads {asked}: as asked, although {reason}; more threads than cores are slow")
+    return Choice(asked, f"threads {asked}: as asked")
+
+
+def check_weights(weight_bytes: int, available: int) -> None:
+    """Weights are copied into memory in the order that the kernels read them."""
+    if weight_bytes > available:
+        raise LoadError(
+            f"the model's weights need {size(weight_bytes)}, but {size(available)} of memory are available; "
+            "use a smaller model or free some memory."
+        )
+
+
+def max_num_seqs(asked: int) -> Choice:
+    if asked:
+        return Choice(asked, f"max_num_seqs {asked}: as asked")
+    return Choice(DEFAULT_MAX_NUM_SEQS, f"max_num_seqs {DEFAULT_MAX_NUM_SEQS}: default")
+
+
+def pool(config: EngineConfig, num_seqs: int, context_length: int, bytes_per_token: int, available: int) -> Pool:
+    """How many blocks, and how long a request may get.
+
+    num_seqs: requests at once. context_length: of the file. bytes_per_token: K and V of all layers. available: bytes
+    free when the weights are loaded.
+    """
+    block_bytes = config.block_size * bytes_per_token
+    wanted_len = config.max_model_len or context_length
+    if config.kv_cache_memory:
+        budget, reason = config.kv_cache_memory, f"as asked ({size(config.kv_cache_memory)})"
+        if budget > available:
+            raise LoadError(
+                f"kv_cache_memory is {size(budget)}, but {size(available)} of memory are available; lower it."
+            )
+    else:
+        budget, reason = int(available * KV_SHARE), f"half of the {size(available)} available"
+        useful = num_seqs * -(-wanted_len // config.block_size) * block_bytes
+        if useful <= budget:
+            budget, reason = useful, f"enough for {num_seqs} requests of {wanted_len} tokens"
+    num_blocks = budget // block_bytes
+    if num_blocks < 1:
+        raise LoadError(
+            f"a KV block of {config.block_size} tokens takes {size(block_bytes)}, but the KV memory is {size(budget)} "
+            f"({reason}); raise kv_cache_memory."
+        )
+    num_tokens = num_blocks * config.block_size
+    if config.max_model_len > num_tokens:
+        raise LoadError(
+            f"max_model_len is {config.max_model_len}, but the KV memory holds {num_tokens} tokens; lower max_model_len "
+            f"or raise kv_cache_memory to at least {-(-config.max_model_len // config.block_size) * block_bytes} bytes."
+        )
+    memory = f"kv_cache_memory {size(num_blocks * block_bytes)}, {num_tokens} tokens: {reason}"
+    length = _model_len(config.max_model_len, context_length, num_tokens)
+    return Pool(num_blocks, length.value, [memory, length.note])
+
+
+def _model_len(asked: int, context_length: int, num_tokens: int) -> Choice:
+    """num_tokens: that the KV memory holds; at least what was asked for."""
+    if asked:
+        return Choice(asked, f"max_model_len {asked}: as asked")
+    if num_tokens < context_length:
+        reason = f"all that the KV memory holds; the model's context is {context_length}"
+        return Choice(num_tokens, f"max_model_len {num_tokens}: {reason}")
+    return Choice(context_length, f"max_model_len {context_length}: the model's context")
+
+
+def budget(asked: int, seconds_per_token: float) -> Choice:
+    """max_num_batched_tokens. seconds_per_token: measured on a prompt."""
+    if asked:
+        return Choice(asked, f"max_num_batched_tokens {asked}: as asked")
+    fitting = int(STEP_SECONDS / seconds_per_token) // BUDGET_MULTIPLE * BUDGET_MULTIPLE
+    value = min(max(fitting, MIN_DERIVED_BUDGET), MAX_DERIVED_BUDGET)
+    rate = f"{1 / seconds_per_token:.0f} prompt tokens/s measured"
+    return Choice(value, f"max_num_batched_tokens {value}: a step of about {value * seconds_per_token:.2f} s at {rate}")
+
+
+def size(num_bytes: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"

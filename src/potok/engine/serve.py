@@ -1,0 +1,44 @@
+"""One engine, from loading to its end, on whatever thread or process it runs."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from potok.backends.api import Backend
+from potok.core.scheduler import Scheduler
+from potok.engine.loop import Connection, EngineLoop
+from potok.errors import LoadError
+from potok.protocol import EngineInfo, Failed, Ready
+
+EXIT_LOAD = 2
+EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What serving needs. The backend has its KV memory and has run a step."""
+
+    scheduler: Scheduler
+    backend: Backend
+    info: EngineInfo
+
+
+def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
+    """Builds the engine, says Ready, serves until Shutdown; returns the exit code. What ends it early is sent first."""
+    try:
+        engine = build()
+        gc.freeze()  # weights, tables and code live as long as we do: the collector need not look at them again
+        connection.send(Ready(engine.info))
+        EngineLoop(engine.scheduler, engine.backend, connection).run()
+    except LoadError as error:
+        connection.send(Failed(str(error)))
+        return EXIT_LOAD
+    except Exception as error:
+        # A bug. Its place goes to stderr for the report, its sentence to everybody who waits for an answer.
+        traceback.print_exc()
+        connection.send(Failed(f"{type(error).__name__}: {error}"))
+        return EXIT_BUG
+    return 0

@@ -1,0 +1,274 @@
+"""EngineClient through real sockets, over an engine on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import stat
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from engine_kit import VOCAB, Answer, Gate, ask, expected, remember_all, running, until
+
+from potok.backends.api import StepInputs
+from potok.backends.modelled.scripted import ScriptedBackend
+from potok.engine.client import EngineClient
+from potok.engine.host import EngineHost
+from potok.engine.thread import EngineThread, threaded_client
+from potok.errors import EngineDead, LoadError
+from potok.finish import Finish
+from potok.protocol import Chunk, Sampling
+
+
+def scripted(**options: object) -> ScriptedBackend:
+    return ScriptedBackend(remember_all, vocab_size=VOCAB, block_size=16, **options)  # type: ignore[arg-type]
+
+
+def test_a_hundred_requests_at_once_are_each_answered_as_if_alone() -> None:
+    """Mixed lengths, a small budget, and a pool that forces preemption."""
+    random_ = random.Random(1)
+    asked = [
+        ([random_.randrange(VOCAB) for _ in range(random_.randrange(1, 120))], random_.randrange(1, 80))
+        for _ in range(100)
+    ]
+
+    async def main() -> None:
+        async with running(threaded_client(scripted(), num_blocks=24, max_num_batched_tokens=48)) as client:
+            answers = [ask(client, prompt, count) for prompt, count in asked]
+            for (prompt, count), answer in zip(asked, answers, strict=True):
+                await answer.wait()
+                assert answer.tokens == expected(prompt, count)
+                assert answer.finish is Finish.LENGTH
+            await until(lambda: client.stats.running == 0)
+            stats = client.stats
+            assert (stats.waiting, stats.kv_blocks_used, stats.kv_blocks_total) == (0, 0, 24)
+            assert stats.generation_tokens == sum(count for _, count in asked)
+            assert stats.preemptions > 0
+
+    asyncio.run(main())
+
+
+def test_info_tells_what_was_resolved() -> None:
+    async def main() -> None:
+        async with running(threaded_client(scripted(), num_blocks=10, max_num_seqs=3)) as client:
+            info = client.info
+            assert (info.vocab_size, info.num_blocks, info.block_size, info.max_model_len) == (VOCAB, 10, 16, 160)
+            assert (info.max_num_seqs, info.max_num_batched_tokens, info.kv_cache_bytes) == (3, 256, 640)
+            assert any(note.startswith("max_num_seqs 3: ") for note in info.notes)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("phase", ["waiting", "mid-prompt", "generating"])
+def test_cancel_empties_the_engine_within_one_step(phase: str) -> None:
+    async def main() -> None:
+        gate = Gate()
+        client = threaded_client(scripted(on_step=gate), max_num_seqs=1, max_num_batched_tokens=16)
+        async with running(client):
+            blocker = ask(client, [1], 3 if phase == "waiting" else 1)
+            victim = Answer()
+            await until(lambda: gate.entered == 1)
+            id = client.submit(list(range(40)), 50, Sampling(), victim)
+            if phase != "waiting":
+                gate.open()
+                await blocker.wait()
+                steps = {"mid-prompt": 1, "generating": 4}[phase]
+                gate.open(steps)
+                await until(lambda: client.stats.steps == 1 + steps and gate.entered == 2 + steps)
+            seen = len(victim.chunks)
+            client.cancel(id)
+            await asyncio.sleep(0.05)  # the Cancel lies in the engine's socket while the step is held back
+            before = client.stats.steps
+            gate.open()
+            await until(lambda: client.stats.steps > before)
+            await until(lambda: client.stats.waiting == 0)
+            if phase == "waiting":
+                assert client.stats.steps == before + 1
+                gate.open(2)
+                assert (await blocker.wait()).tokens == expected([1], 3)
+            await until(lambda: client.stats.running == 0 and client.stats.kv_blocks_used == 0)
+            assert client.stats.steps == before + (3 if phase == "waiting" else 1)
+            assert len(victim.chunks) == seen == {"generating": 2}.get(phase, 0)
+            client.cancel(id)
+            client.cancel(999)
+
+    asyncio.run(main())
+
+
+def test_cancel_spares_a_twin() -> None:
+    async def main() -> None:
+        async with running(threaded_client(scripted())) as client:
+            answers = [Answer(), Answer()]
+            ids = [client.submit([4, 4], 40, Sampling(), answer) for answer in answers]
+            client.cancel(ids[0])
+            await answers[1].wait()
+            assert answers[1].tokens == expected([4, 4], 40)
+            assert answers[0].finish is None
+
+    asyncio.run(main())
+
+
+def test_a_sink_may_cancel_from_inside() -> None:
+    async def main() -> None:
+        async with running(threaded_client(scripted())) as client:
+            seen: list[Chunk] = []
+
+            def stop_after_two(chunk: Chunk) -> None:
+                seen.append(chunk)
+                if len(seen) == 2:
+                    client.cancel(id)
+
+            id = client.submit([3], 100, Sampling(), stop_after_two)
+            await (ask(client, [3], 30)).wait()
+            assert len(seen) == 2
+            await until(lambda: client.stats.running == 0)
+
+    asyncio.run(main())
+
+
+def test_a_sink_that_raises_loses_its_own_request_only() -> None:
+    async def main() -> None:
+        reports: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(str(context["exception"])))
+        async with running(threaded_client(scripted())) as client:
+
+            def broken(chunk: Chunk) -> None:
+                raise RuntimeError("sink broke")
+
+            client.submit([3], 100, Sampling(), broken)
+            assert (await ask(client, [3], 20).wait()).tokens == expected([3], 20)
+            await until(lambda: client.stats.running == 0)
+        assert reports == ["sink broke"]
+
+    asyncio.run(main())
+
+
+def test_an_exception_in_the_engine_ends_every_request_with_its_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    def break_at_ten(inputs: StepInputs) -> None:
+        if int(inputs.positions.max()) >= 10:
+            raise ValueError("the tenth position is cursed")
+
+    async def main() -> None:
+        async with running(threaded_client(scripted(on_step=break_at_ten))) as client:
+            answers = [ask(client, [i], 50) for i in range(5)]
+            for answer in answers:
+                await answer.wait()
+                assert answer.finish is Finish.ERROR
+                assert answer.error == "the engine stopped: ValueError: the tenth position is cursed"
+            assert await asyncio.wait_for(client.wait_dead(), 5) == "ValueError: the tenth position is cursed"
+            assert (client.dead, client.exit_code) == (True, 70)
+            with pytest.raises(EngineDead, match="cursed"):
+                client.submit([1], 1, Sampling(), Answer())
+
+    asyncio.run(main())
+    assert "break_at_ten" in capfd.readouterr().err  # the traceback, for the report
+
+
+def test_an_idle_engine_is_heard_of_and_a_hung_one_is_not() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with running(threaded_client(scripted(on_step=gate))) as client:
+            oldest = 0.0
+            for _ in range(26):
+                await asyncio.sleep(0.05)
+                oldest = max(oldest, client.heartbeat_age())
+            assert 0.3 < oldest < 0.9
+            answer = ask(client, [1], 1)
+            await asyncio.sleep(1.2)
+            assert client.heartbeat_age() > 1.0
+            gate.open()
+            await answer.wait()
+            assert client.heartbeat_age() < 0.5
+
+    asyncio.run(main())
+
+
+def test_stop_ends_what_runs_and_removes_the_socket() -> None:
+    async def main() -> None:
+        client = threaded_client(scripted(seconds_per_step=0.01))
+        folder = socket_folder(client)
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        await client.start()
+        answer = ask(client, [1], 200)
+        await until(lambda: answer.chunks)
+        await client.stop()
+        assert answer.finish is Finish.ERROR
+        assert client.dead
+        assert client.exit_code == 0
+        assert not folder.exists()
+        with pytest.raises(EngineDead):
+            client.submit([1], 1, Sampling(), Answer())
+
+    asyncio.run(main())
+
+
+def test_stop_does_not_wait_for_ever_for_a_hung_engine() -> None:
+    async def main() -> None:
+        gate = Gate()
+        client = threaded_client(scripted(on_step=gate))
+        await client.start()
+        answer = ask(client, [1], 1)
+        await until(lambda: gate.entered)
+        await asyncio.wait_for(client.stop(patience=0.1), 2)
+        assert "SIGKILL" in answer.error
+        gate.open()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("spawned", [False, True])
+def test_stop_without_start(spawned: bool) -> None:
+    async def main() -> None:
+        client = threaded_client(scripted())
+        folder = socket_folder(client)
+        if spawned:
+            client.spawn()
+        await asyncio.wait_for(client.stop(), 5)
+        assert not folder.exists()
+
+    asyncio.run(main())
+
+
+def test_a_failed_start_gives_its_sentence() -> None:
+    def build() -> None:
+        raise LoadError("the file x.gguf is not a GGUF file")
+
+    async def main() -> None:
+        client = EngineClient(EngineThread(build))  # type: ignore[arg-type]
+        with pytest.raises(LoadError, match=re.escape("the file x.gguf is not a GGUF file")):
+            await client.start()
+        assert not socket_folder(client).exists()
+
+    asyncio.run(main())
+
+
+def test_messages_that_arrive_while_sending_are_not_missed() -> None:
+    """Hundreds of sends and receives on one socket: its descriptor tells changes only, and sending can consume one."""
+
+    async def main() -> None:
+        async with running(threaded_client(scripted())) as client:
+            for round_ in range(150):
+                answer = ask(client, [round_ % VOCAB], 1)
+                await asyncio.sleep(0)
+                for _ in range(3):
+                    client.cancel(client.submit([1], 5, Sampling(), Answer()))
+                await asyncio.wait_for(answer.done.wait(), 0.4)  # before the next heartbeat could help
+
+    asyncio.run(main())
+
+
+def test_a_temporary_folder_with_a_long_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    host: EngineHost = EngineThread(lambda: pytest.fail("never built"))
+    with pytest.raises(LoadError, match="TMPDIR"):
+        EngineClient(host)
+    assert list(deep.iterdir()) == []
+
+
+def socket_folder(client: EngineClient) -> Path:
+    return Path(urlsplit(client._wire.endpoint).path).parent
