@@ -302,9 +302,10 @@ def test_the_command_prints_a_table_and_keeps_the_figures(tmp_path: Path) -> Non
         server.kill()
         server.wait()
         server.stdout.close()
-    assert "client CPU" in result.stdout
-    assert "6/6" in result.stdout
-    assert "24/24" in result.stdout
+    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" *(2|8) ", line)]
+    assert [(row[0], row[-1]) for row in rows] == [("2", "0/6"), ("8", "0/24")]
+    assert max(len(line) for line in result.stdout.splitlines()[:8]) <= 80
+    assert f"potok bench serve --url {url}" in result.stdout
     kept = json.loads(file.read_text())
     assert kept["command"] == f"potok bench serve --url {url} --clients 2,8 --output-tokens 400 --seed 5"
     assert kept["machine"]["cores"] >= 1
@@ -312,6 +313,21 @@ def test_the_command_prints_a_table_and_keeps_the_figures(tmp_path: Path) -> Non
     assert [load["figures"]["output_tokens"] for load in kept["loads"]] == [2400, 9600]
     assert all(0 < load["figures"]["client_cpu_us_per_token"] <= 100 for load in kept["loads"])
     assert len(kept["loads"][1]["requests"]) == 24
+
+
+def test_with_a_rate_the_table_shows_goodput(tmp_path: Path) -> None:
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, cwd=Path(__file__).parent)
+    try:
+        url = server.stdout.readline().decode().strip()
+        result = CliRunner().invoke(cli(), ["--url", url, "--rate", "20,40", "--duration", "0.5", "--seed", "1"])
+        assert result.exit_code == 0, result.output
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    rows = [line.split() for line in result.stdout.splitlines() if re.match(r" *(20|40) ", line)]
+    assert [row[8:10] for row in rows] == [["100", "%"], ["100", "%"]]
+    assert f"--url {url} --rate 20,40 --duration 0.5 --seed 1\n" in result.stdout
 
 
 SERVER = """

@@ -15,7 +15,7 @@ from rich.progress import Progress as ProgressBar
 
 from potok.bench.figures import Load
 from potok.bench.options import BenchOptions
-from potok.bench.report import remarks, table, write_json
+from potok.bench.report import footer, table, write_json
 from potok.bench.serve import BenchResult, Progress, run_bench
 from potok.errors import ClientError, PotokError
 
@@ -74,18 +74,20 @@ def bench_serve(
         console.print(str(error), markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     _show(result)
-    if json is not None:
-        write_json(result, json)
+    try:
+        if json is not None:
+            write_json(result, json)
+    except OSError as error:
+        console.print(f"--json: cannot write {json}: {error.strerror}.", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
     if any(load.figures.errors for load in result.loads):
         raise typer.Exit(1)
 
 
 def _show(result: BenchResult) -> None:
     out = Console(highlight=False)
-    if not out.is_terminal:
-        out = Console(highlight=False, width=200)  # a file or a pipe has no width of its own: keep rows whole
     out.print(table(result))
-    for line in remarks(result):
+    for line in footer(result):
         out.print(line, markup=False, soft_wrap=True)
 
 
@@ -94,7 +96,7 @@ def _runner() -> asyncio.Runner:
 
 
 class _Bars:
-    """A progress bar a load, redrawn only when there is news: drawing costs CPU that the measured server could use."""
+    """A progress bar for the running load, drawn when there is news: drawing takes CPU from the measured server."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("requests"))
@@ -112,6 +114,8 @@ class _Bars:
 
     def show(self, progress: Progress) -> None:
         if progress.load != self._load:
+            if self._load is not None:
+                self._bars.update(self._task, visible=False)
             self._load = progress.load
             self._task = self._bars.add_task(progress.load.name, total=progress.requests, tokens=0)
         self._bars.update(self._task, completed=progress.requests_done, tokens=progress.tokens, refresh=True)

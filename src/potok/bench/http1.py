@@ -43,6 +43,10 @@ class ResponseParser:
 
     def feed(self, data: bytes) -> bytes:
         """Takes bytes from the connection, returns the bytes of the body among them. Raises BadResponse."""
+        if self._state is _State.CHUNK_SIZE and not self._buffer:
+            whole = _one_chunk(data)
+            if whole is not None:
+                return whole
         self._buffer = self._buffer + data if self._buffer else data
         body: list[bytes] = []
         while self._advance(body):
@@ -162,6 +166,19 @@ class ResponseParser:
             return None
         self._buffer = rest
         return line
+
+
+def _one_chunk(data: bytes) -> bytes | None:
+    """The content if `data` is exactly one chunk, as it nearly always is when a token is sent; else None."""
+    start = data.find(b"\r\n") + 2
+    digits = data[: start - 2]
+    if not 0 < len(digits) <= 8 or not digits.isalnum() or not data.endswith(b"\r\n"):
+        return None
+    try:
+        size = int(digits, 16)
+    except ValueError:
+        return None
+    return data[start:-2] if size and start + size + 2 == len(data) else None
 
 
 def _chunk_size(line: bytes) -> int:

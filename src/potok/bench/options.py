@@ -53,9 +53,11 @@ class BenchOptions:
     def command(self) -> str:
         """The command line that asks for the same; the API key is not in it."""
         words = ["potok", "bench", "serve"]
+        always = {"url", "seed"} | (set() if self.rate else {"clients"})
+        unused = {"api_key"} | ({"clients", "requests_per_client"} if self.rate else set())
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "api_key" and (value != field.default or field.name in {"url", "clients", "seed"}):
+            if field.name in always or (field.name not in unused and value != field.default):
                 text = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
                 words += [_flag(field.name), text]
         return shlex.join(words)

@@ -2,38 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from potok.bench.figures import Figures, Spread
 from potok.bench.serve import BenchResult
 
 
+def _time(spread: Spread | None, name: str) -> str:
+    if spread is None:
+        return "-"
+    value: float = getattr(spread, name)
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _cpu(figures: Figures) -> str:
+    cost = figures.client_cpu_us_per_token
+    return "-" if cost is None else f"{cost:.0f}"
+
+
+Columns = tuple[tuple[str, Callable[[Figures], str]], ...]
+
+_ENDS: Columns = (
+    ("CPU us\n/token", _cpu),
+    ("\nerrors", lambda f: f"{f.requests - f.answered}/{f.requests}"),
+)
+CLIENT_COLUMNS: Columns = (
+    ("\nclients", lambda f: f"{f.load.clients}"),
+    ("output\ntok/s", lambda f: f"{f.output_tokens_per_s:.1f}"),
+    ("total\ntok/s", lambda f: f"{f.total_tokens_per_s:.1f}"),
+    ("TTFT\np50", lambda f: _time(f.ttft, "p50")),
+    ("\np99", lambda f: _time(f.ttft, "p99")),
+    ("gap\np50", lambda f: _time(f.gap, "p50")),
+    ("\np99", lambda f: _time(f.gap, "p99")),
+    ("\nmax", lambda f: _time(f.gap, "max")),
+    ("e2e\np50", lambda f: _time(f.e2e, "p50")),
+    *_ENDS,
+)
+RATE_COLUMNS: Columns = (
+    ("\nreq/s", lambda f: f"{f.load.rate:g}"),
+    ("output\ntok/s", lambda f: f"{f.output_tokens_per_s:.1f}"),
+    ("TTFT\np50", lambda f: _time(f.ttft, "p50")),
+    ("\np95", lambda f: _time(f.ttft, "p95")),
+    ("\np99", lambda f: _time(f.ttft, "p99")),
+    ("gap\np50", lambda f: _time(f.gap, "p50")),
+    ("\np95", lambda f: _time(f.gap, "p95")),
+    ("\nmax", lambda f: _time(f.gap, "max")),
+    ("in\ntarget", lambda f: f"{100 * (f.good or 0) / f.requests:.0f} %"),
+    ("good\nreq/s", lambda f: f"{f.goodput_per_s or 0:.2f}"),
+    *_ENDS,
+)
+
+
 def table(result: BenchResult) -> Table:
-    """One row a load. Times in milliseconds, TTFT = time to first token, e2e = whole answer."""
+    """One row a load, within 80 columns. Times in milliseconds; TTFT: to the first token; e2e: of the whole answer."""
     options = result.options
-    shared = f" (first {options.shared_prefix_tokens} shared)" if options.shared_prefix_tokens else ""
+    shared = f" (the first {options.shared_prefix_tokens} shared)" if options.shared_prefix_tokens else ""
     view = Table(
-        title=f"{result.model}: {options.prompt_tokens} prompt tokens{shared}, {options.output_tokens} output tokens",
-        caption="\n".join([result.machine.line(), f"{result.date}  {result.command}"]),
+        title=f"{result.model}: {options.prompt_tokens} tokens in{shared}, {options.output_tokens} out; times in ms",
         title_justify="left",
-        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
     )
-    view.add_column("requests/s" if options.rate else "clients", justify="right")
-    columns = ["output\ntok/s", "total\ntok/s", "TTFT ms\np50", "\np99", "gap ms\np50", "\np99", "\nmax", "e2e ms\np50"]
-    if options.rate:
-        columns += ["within\ntargets", "goodput\nreq/s"]
-    for name in [*columns, "client CPU\nus/token", "answered", "errors"]:
-        view.add_column(name, justify="right")
+    columns = RATE_COLUMNS if options.rate else CLIENT_COLUMNS
+    for heading, _ in columns:
+        view.add_column(heading, justify="right", no_wrap=True)
     for load in result.loads:
-        view.add_row(*_row(load.figures))
+        view.add_row(*(cell(load.figures) for _, cell in columns))
     return view
 
 
+def footer(result: BenchResult) -> list[str]:
+    """What the figures were measured with and on, then everything that a reader of the table must not miss."""
+    options = result.options
+    lines = ["CPU us/token is this client's own cost, drawn from the same machine if the server runs here."]
+    if options.rate:
+        lines.append(
+            f"In target: first token within {options.ttft_ms:g} ms and 95 % of the request's gaps within "
+            f"{options.gap_ms:g} ms."
+        )
+    return [*lines, f"{result.date}  {result.machine.line()}", result.command, *remarks(result)]
+
+
 def remarks(result: BenchResult) -> list[str]:
-    """Sentences about everything that a reader of the table must not miss."""
+    """Errors by kind, and everything else that qualifies the figures, one sentence each."""
     lines = list(result.notes)
     for load in result.loads:
         figures = load.figures
@@ -54,24 +111,3 @@ def remarks(result: BenchResult) -> list[str]:
 def write_json(result: BenchResult, path: Path) -> None:
     """All figures, of every request too, as one JSON document."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-
-
-def _row(figures: Figures) -> list[str]:
-    cells = [
-        f"{figures.load.clients or figures.load.rate:g}",
-        f"{figures.output_tokens_per_s:.1f}",
-        f"{figures.total_tokens_per_s:.1f}",
-        *_times(figures.ttft, "p50", "p99"),
-        *_times(figures.gap, "p50", "p99", "max"),
-        *_times(figures.e2e, "p50"),
-    ]
-    if figures.good is not None and figures.goodput_per_s is not None:
-        cells += [f"{100 * figures.good / figures.requests:.1f} %", f"{figures.goodput_per_s:.2f}"]
-    cpu = figures.client_cpu_us_per_token
-    answered = f"{figures.answered}/{figures.requests}"
-    return [*cells, "-" if cpu is None else f"{cpu:.0f}", answered, str(figures.requests - figures.answered)]
-
-
-def _times(spread: Spread | None, *names: str) -> list[str]:
-    values = [None if spread is None else getattr(spread, name) for name in names]
-    return ["-" if v is None else f"{v:.1f}" if v < 100 else f"{v:.0f}" for v in values]

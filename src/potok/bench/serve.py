@@ -24,7 +24,7 @@ from potok.bench.workloads import poisson_arrivals, prompt
 from potok.errors import ClientError
 
 PROBE_OUTPUT_TOKENS = 4
-SECONDS_BETWEEN_PROGRESS = 0.5
+SECONDS_BETWEEN_PROGRESS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ async def run_bench(options: BenchOptions, watch: Watcher | None = None) -> Benc
     """Runs the loads of `options` one after the other.
 
     Raises ClientError when the options or the server cannot be used at all; a request that fails while a load runs
-    is counted in the errors of that load instead. `watch` is told of progress about twice a second.
+    is counted in the errors of that load instead. `watch` is told of progress once a second.
     """
     options.check()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
