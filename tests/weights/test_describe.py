@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from make_model import make_model
+
+from potok.errors import LoadError
+from potok.weights.default_model import find_default_model
+from potok.weights.describe import describe
+from potok.weights.gguf import GGUFFile
+
+KERNELS = {"F32", "F16", "Q4_1", "Q8_0"}
+
+
+def test_default_model() -> None:
+    file = GGUFFile.open(find_default_model())
+    facts = describe(file, KERNELS)
+    assert facts.parameters == 134_515_008  # as its authors count
+    assert facts.file_bytes == file.path.stat().st_size
+    assert sum(use.nbytes for use in facts.formats) == sum(t.data.nbytes for t in file.tensors.values())
+    assert sum(use.tensors for use in facts.formats) == len(file.tensors) == 272
+    assert facts.weights_memory == sum(use.nbytes for use in facts.formats)  # every row count is a multiple of 16
+    assert facts.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
+    assert facts.kv_bytes_full_context == 8192 * 23040
+    assert facts.expanded == ()
+    assert (facts.tokenizer, facts.has_template) == ("gpt2/smollm", True)
+
+
+def test_formats_are_grouped_by_use() -> None:
+    facts = describe(GGUFFile.open(find_default_model()), KERNELS)
+    assert [(use.group, use.format, use.tensors) for use in facts.formats] == [
+        ("embedding", "Q8_0", 1),
+        ("attention q k v", "Q4_1", 90),
+        ("attention output", "Q4_1", 30),
+        ("feed-forward gate up", "Q4_1", 60),
+        ("feed-forward down", "Q4_1", 30),
+        ("norms and factors", "F32", 61),
+    ]
+
+
+def test_formats_without_a_kernel_cost_float32_and_are_named(tmp_path: Path) -> None:
+    file = GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-llama-256", "Q4_K_M"))
+    packed = describe(file, {"Q4_K", "Q6_K"})
+    expanded = describe(file, KERNELS)
+    matrices = [t for t in file.tensors.values() if len(t.shape) == 2]
+    vectors = 4 * sum(t.shape[0] for t in file.tensors.values() if len(t.shape) == 1)
+    assert (packed.expanded, expanded.expanded) == ((), ("Q4_K", "Q6_K"))
+    padded_rows = {t.name: -(-t.shape[0] // 16) * 16 for t in matrices}
+    assert padded_rows["token_embd.weight"] == 512  # of 501
+    assert packed.weights_memory == vectors + sum(padded_rows[t.name] * t.data.shape[1] for t in matrices)
+    assert expanded.weights_memory == vectors + sum(padded_rows[t.name] * t.shape[1] * 4 for t in matrices)
+
+
+def test_rows_name_what_a_reader_wants_to_know(tmp_path: Path) -> None:
+    file = GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-qwen2", "Q5_0"))
+    del file.metadata["tokenizer.chat_template"]
+    rows = dict(describe(file, KERNELS).rows())
+    assert rows["architecture"] == "qwen2, 0.3 M parameters"
+    assert rows["context"] == "2048 tokens"
+    assert rows["chat template"].startswith("none")
+    assert "Q5_0 kept as float32" in rows["memory: weights"]
+    assert rows["memory: KV"] == "512 B a token"
+
+
+def test_a_file_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    file = GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-llama"))
+    file.metadata["llama.expert_count"] = np.int64(4)
+    with pytest.raises(LoadError, match="expert_count"):
+        describe(file, KERNELS)
