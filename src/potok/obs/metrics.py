@@ -1,0 +1,212 @@
+"""What the server counts, in Prometheus form, with a registry of its own.
+
+Two sources: the engine's last `Stats`, read when somebody asks for the metrics (the engine itself is not asked), and
+the calls as the server sees them. A call is one HTTP request for a generation, whatever its number of choices:
+
+    received = accepted + rejected          accepted = finished + aborted + failed + in flight
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from potok.protocol import Stats
+
+#: Rates are averages over about this many seconds; that long after the last token they are zero.
+RATE_WINDOW_S = 5.0
+
+_LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
+_GAP_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class _Sample(NamedTuple):
+    seconds: float
+    prompt_tokens: int
+    generation_tokens: int
+
+
+class Rates:
+    """Tokens per second over the last seconds, from totals that are noted now and then.
+
+    Asking for a rate changes nothing, so any number of scrapers see the same values.
+    """
+
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._samples: deque[_Sample] = deque()
+
+    def note(self, now_s: float, stats: Stats) -> None:
+        """Adds the totals at `now_s` and forgets all but one of the samples older than the window."""
+        self._samples.append(_Sample(now_s, stats.prompt_tokens, stats.generation_tokens))
+        while len(self._samples) > 2 and self._samples[1].seconds <= now_s - self._window_s:
+            self._samples.popleft()
+
+    def per_second(self) -> tuple[float, float]:
+        """Prompt and generation tokens per second."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        first, last = self._samples[0], self._samples[-1]
+        seconds = last.seconds - first.seconds
+        return (
+            (last.prompt_tokens - first.prompt_tokens) / seconds,
+            (last.generation_tokens - first.generation_tokens) / seconds,
+        )
+
+
+class _EngineCollector(Collector):
+    """Turns the engine's last Stats into metrics at the moment of a scrape."""
+
+    def __init__(self, stats: Callable[[], Stats], rates: Rates) -> None:
+        self._stats = stats
+        self._rates = rates
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        prompt_rate, generation_rate = self._rates.per_second()
+        used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        yield _gauge("requests_running", "Choices that take part in the engine's steps.", stats.running)
+        yield _gauge("requests_waiting", "Choices that wait to be admitted by the engine.", stats.waiting)
+        yield _gauge("kv_cache_usage_ratio", "Part of the KV blocks that is in use, 0 to 1.", used)
+        yield _gauge(
+            "avg_prompt_throughput_toks_per_s",
+            "Prompt tokens computed per second, of late.",
+            prompt_rate,
+        )
+        yield _gauge(
+            "avg_generation_throughput_toks_per_s",
+            "Tokens sampled per second, of late.",
+            generation_rate,
+        )
+        yield _counter("prompt_tokens", "Prompt tokens computed, some again after a preemption.", stats.prompt_tokens)
+        yield _counter("generation_tokens", "Tokens sampled.", stats.generation_tokens)
+        yield _counter("preemptions", "Times a running choice gave up its KV blocks.", stats.preemptions)
+        yield _counter("engine_steps", "Steps of the engine.", stats.steps)
+        yield _counter("engine_busy_seconds", "Time inside the engine's steps.", stats.busy_us / 1e6)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"potok_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"potok_{name}", text, value=value)
+
+
+class Metrics:
+    """All metrics of one server. `stats` gives the engine's last Stats without asking the engine."""
+
+    def __init__(self, stats: Callable[[], Stats], clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._stats = stats
+        self._rates = Rates()
+        self._registry = registry = CollectorRegistry()
+        registry.register(_EngineCollector(stats, self._rates))
+        self._accepted = Counter(
+            "potok_requests_accepted", "Calls for which the engine was given work.", registry=registry
+        )
+        self._rejected = Counter(
+            "potok_requests_rejected", "Calls refused before any work, by HTTP status.", ["status"], registry=registry
+        )
+        self._finished = Counter(
+            "potok_requests_finished",
+            'Calls answered in full; reason: "stop" when every choice ended by itself, "length" when one met a limit, '
+            '"refused" when the engine could not take it.',
+            ["reason"],
+            registry=registry,
+        )
+        self._aborted = Counter("potok_requests_aborted", "Calls whose client left before the end.", registry=registry)
+        self._failed = Counter("potok_requests_failed", "Calls that failed in the engine.", registry=registry)
+        self._first_token = Histogram(
+            "potok_time_to_first_token_seconds",
+            "From the arrival of a call to its first token.",
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self._gap = Histogram(
+            "potok_inter_token_latency_seconds",
+            "Between two deliveries of one choice.",
+            buckets=_GAP_S,
+            registry=registry,
+        )
+        self._latency = Histogram(
+            "potok_e2e_request_latency_seconds",
+            "From the arrival of a call to its last token.",
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self._prompt = Histogram(
+            "potok_request_prompt_tokens", "Prompt tokens of an answered call.", buckets=_TOKENS, registry=registry
+        )
+        self._generation = Histogram(
+            "potok_request_generation_tokens", "Tokens of an answered call.", buckets=_TOKENS, registry=registry
+        )
+        for reason in ("stop", "length", "refused"):
+            self._finished.labels(reason)  # a counter that stands at 0 can be alerted on
+
+    def sample(self) -> None:
+        """Notes the totals for the rates; call it about once a second."""
+        self._rates.note(self.clock(), self._stats())
+
+    def text(self) -> bytes:
+        """The exposition format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def rejected(self, status: int) -> None:
+        self._rejected.labels(str(status)).inc()
+
+    def accepted(self, arrived_s: float, prompt_tokens: int) -> CallMeter:
+        """Begins the account of a call that arrived at `arrived_s`; exactly one of the meter's ends must follow."""
+        self._accepted.inc()
+        return CallMeter(self, arrived_s, prompt_tokens)
+
+
+class CallMeter:
+    """The account of one accepted call."""
+
+    __slots__ = ("_arrived_s", "_last_s", "_metrics", "_prompt_tokens", "_reason", "tokens")
+
+    def __init__(self, metrics: Metrics, arrived_s: float, prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._arrived_s = arrived_s
+        self._prompt_tokens = prompt_tokens
+        self._last_s: dict[int, float] = {}  # choice -> its last delivery
+        self._reason = "stop"
+        self.tokens = 0
+
+    def piece(self, choice: int, num_tokens: int, finish_reason: str | None) -> None:
+        """Notes what one choice gained just now."""
+        now_s = self._metrics.clock()
+        last_s = self._last_s.get(choice)
+        if last_s is not None:
+            self._metrics._gap.observe(now_s - last_s)
+        elif not self._last_s:
+            self._metrics._first_token.observe(now_s - self._arrived_s)
+        self._last_s[choice] = now_s
+        self.tokens += num_tokens
+        if finish_reason == "length":
+            self._reason = "length"
+
+    def finished(self) -> None:
+        metrics = self._metrics
+        metrics._finished.labels(self._reason).inc()
+        metrics._latency.observe(metrics.clock() - self._arrived_s)
+        metrics._prompt.observe(self._prompt_tokens)
+        metrics._generation.observe(self.tokens)
+
+    def refused(self) -> None:
+        """The engine found that it can never compute this call."""
+        self._metrics._finished.labels("refused").inc()
+
+    def aborted(self) -> None:
+        self._metrics._aborted.inc()
+
+    def failed(self) -> None:
+        self._metrics._failed.inc()

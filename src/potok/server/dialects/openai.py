@@ -1,0 +1,189 @@
+"""OpenAI's completions and chat completions: from a request body to a running Reply, or to a complete answer. No HTTP.
+
+`potok run` uses `completion` and `chat_completion`; the server uses the `open_...` functions and streams as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from potok.errors import ClientError
+from potok.frontend import FrontEnd
+from potok.params import SamplingParams, check_token_ids
+from potok.server.dialects.fields import read
+from potok.server.dialects.openai_fields import CHAT, COMPLETION, DETOKENIZE, SAMPLING, TOKENIZE, Prompt
+from potok.server.dialects.openai_reply import ChatShape, Reply, Shape, TextShape, Whole, Wishes
+from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL
+
+Open = Callable[[FrontEnd, Any], Awaitable[Reply]]
+
+_SAMPLING_NAMES = tuple(field.name for field in SAMPLING)
+
+
+async def completion(frontend: FrontEnd, body: Any) -> dict[str, Any]:
+    """The complete answer of /v1/completions. Raises ClientError, or ServerError when the engine failed."""
+    return await _whole(await open_completion(frontend, body))
+
+
+async def chat_completion(frontend: FrontEnd, body: Any) -> dict[str, Any]:
+    """The complete answer of /v1/chat/completions. Raises as `completion` does."""
+    return await _whole(await open_chat(frontend, body))
+
+
+async def _whole(reply: Reply) -> dict[str, Any]:
+    try:
+        if reply.wishes.stream:
+            raise ClientError("stream is not supported here; remove it.", "stream", "not_supported")
+        whole = Whole(reply)
+        async for piece in reply.pieces():
+            whole.piece(piece)
+        return whole.message()
+    finally:
+        reply.cancel()
+
+
+async def open_completion(frontend: FrontEnd, body: Any) -> Reply:
+    """Starts a completions call. Raises ClientError, with nothing started, when anything about it is wrong."""
+    values = read(body, COMPLETION)
+    check_model(frontend, values["model"])
+    prompts: list[Prompt] = values["prompt"]
+    if len(prompts) * values["n"] > MAX_CHOICES_PER_CALL:
+        raise ClientError(
+            f"{len(prompts)} prompts with n {values['n']} are more than {MAX_CHOICES_PER_CALL} choices; lower n.",
+            "n",
+            "out_of_range",
+        )
+    wishes = _wishes(values, values["logprobs"] is not None)
+    params = _params(values, values["max_tokens"], values["logprobs"])
+    encoded = {}
+    for i, prompt in enumerate(prompts):
+        field = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
+        encoded[field] = await frontend.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        await asyncio.sleep(0)  # other streams go on between the prompts of a large call
+    return _start(frontend, TextShape(), encoded, params, wishes)
+
+
+async def open_chat(frontend: FrontEnd, body: Any) -> Reply:
+    """Starts a chat completions call. Raises ClientError, with nothing started, when anything about it is wrong."""
+    values = read(body, CHAT)
+    check_model(frontend, values["model"])
+    if values["top_logprobs"] is not None and not values["logprobs"]:
+        raise ClientError("top_logprobs needs logprobs: true.", "top_logprobs", "needs_logprobs")
+    wishes = _wishes(values, values["logprobs"])
+    params = _params(values, _max_tokens(values), (values["top_logprobs"] or 0) if values["logprobs"] else None)
+    ids = await frontend.encode_chat(
+        values["messages"], add_generation_prompt=values["add_generation_prompt"], **values["chat_template_kwargs"]
+    )
+    return _start(frontend, ChatShape(), {"messages": ids}, params, wishes)
+
+
+def _wishes(values: dict[str, Any], logprobs: bool) -> Wishes:
+    if values["stream_options"] is not None and not values["stream"]:
+        raise ClientError("stream_options needs stream: true.", "stream_options", "needs_stream")
+    return Wishes(
+        stream=values["stream"],
+        usage_chunk=bool(values["stream_options"]),
+        token_ids=values["return_token_ids"],
+        logprobs=logprobs,
+    )
+
+
+def _params(values: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    given = {name: values[name] for name in _SAMPLING_NAMES}
+    given |= {"stop": list(values["stop"]), "stop_token_ids": list(values["stop_token_ids"])}
+    return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def _max_tokens(values: dict[str, Any]) -> int | None:
+    """Chat has two names for it; None is the rest of the context."""
+    new, old = values["max_completion_tokens"], values["max_tokens"]
+    if new is not None and old is not None and new != old:
+        raise ClientError(
+            f"max_completion_tokens is {new} but max_tokens, its older name, is {old}; send one of them.",
+            "max_tokens",
+            "conflict",
+        )
+    found: int | None = old if new is None else new
+    return found
+
+
+def _start(
+    frontend: FrontEnd, shape: Shape, prompts: dict[str, list[int]], params: SamplingParams, wishes: Wishes
+) -> Reply:
+    """prompts: by what the caller calls each of them."""
+    generations = []
+    try:
+        for field, ids in prompts.items():
+            generations.append(frontend.generate(ids, params, field))
+    except BaseException:
+        for generation in generations:
+            generation.cancel()
+        raise
+    return Reply(shape, frontend.model_name, generations, params.n, wishes)
+
+
+def check_model(frontend: FrontEnd, name: str | None) -> None:
+    if name is not None and name != frontend.model_name:
+        raise ClientError(
+            f"the model {name[:100]!r} does not exist; this server has {frontend.model_name!r}.",
+            "model",
+            "model_not_found",
+        )
+
+
+async def tokenize(frontend: FrontEnd, body: Any) -> dict[str, Any]:
+    """vLLM's /tokenize, with a prompt or with messages."""
+    values = read(body, TOKENIZE)
+    check_model(frontend, values["model"])
+    tokenizer = frontend.tokenizer
+    if (values["prompt"] is None) == (values["messages"] is None):
+        raise ClientError("give either prompt or messages.", "prompt", "missing")
+    if values["messages"] is not None:
+        if values["add_special_tokens"]:
+            raise ClientError(
+                "add_special_tokens with messages is not supported: the template adds them; remove it.",
+                "add_special_tokens",
+                "not_supported",
+            )
+        ids = await frontend.encode_chat(
+            values["messages"], add_generation_prompt=values["add_generation_prompt"], **values["chat_template_kwargs"]
+        )
+    else:
+        ids = await frontend.encode_prompt(values["prompt"])
+        if values["add_special_tokens"] is False and tokenizer.add_bos:
+            ids = ids[1:]
+    return {
+        "count": len(ids),
+        "max_model_len": frontend.engine.info.max_model_len,
+        "tokens": ids,
+        "token_strs": _strings(frontend, ids) if values["return_token_strs"] else None,
+    }
+
+
+def _strings(frontend: FrontEnd, ids: Sequence[int]) -> list[str]:
+    return [frontend.tokenizer.token_bytes(id).decode(errors="replace") for id in ids]
+
+
+async def detokenize(frontend: FrontEnd, body: Any) -> dict[str, Any]:
+    """vLLM's /detokenize."""
+    values = read(body, DETOKENIZE)
+    check_model(frontend, values["model"])
+    ids = values["tokens"]
+    check_token_ids("tokens", ids, frontend.tokenizer.vocab_size, MAX_BODY_BYTES)
+    # On a thread: a body may hold millions of ids, and other streams go on meanwhile.
+    return {"prompt": await asyncio.to_thread(frontend.tokenizer.decode, ids, skip_special=False)}
+
+
+def model_card(frontend: FrontEnd, created: int) -> dict[str, Any]:
+    return {
+        "id": frontend.model_name,
+        "object": "model",
+        "created": created,
+        "owned_by": "potok",
+        "root": frontend.model_name,
+        "parent": None,
+        "max_model_len": frontend.engine.info.max_model_len,
+        "permission": [],
+    }

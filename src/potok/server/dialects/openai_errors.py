@@ -1,0 +1,33 @@
+"""Errors as OpenAI's clients read them. No HTTP but the status number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from potok.errors import ClientError, PotokError, Unavailable
+
+#: Client errors are 400 unless their code says more.
+STATUS_OF_CODE = {
+    "model_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "timeout": 408,
+    "body_too_large": 413,
+    "content_type": 415,
+}
+
+
+def status_of(error: Exception) -> int:
+    if isinstance(error, Unavailable):
+        return 503
+    if isinstance(error, ClientError):
+        return STATUS_OF_CODE.get(error.code or "", 400)
+    return 500
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    """What is not ours to explain is not shown: it may quote a prompt."""
+    param, code = (error.param, error.code) if isinstance(error, ClientError) else (None, None)
+    kind = {500: "server_error", 503: "service_unavailable"}.get(status_of(error), "invalid_request_error")
+    message = str(error) if isinstance(error, PotokError) else "the server met a bug; its log says more."
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,301 @@
+"""A call that runs, and its answer in OpenAI's JSON: whole, or as server-sent events. No HTTP.
+
+Completions and chat differ in a few words; a Shape holds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from potok.frontend import Generation, Piece
+from potok.server.dialects.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
+from potok.text.assembler import TokenLogprob
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(message: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(message) + b"\n\n"
+
+
+class Shape(Protocol):
+    """How one of the two routes spells its answers."""
+
+    prefix: str  # of ids
+    whole: str  # `object` of a complete answer
+    chunk: str  # `object` of a chunk
+    prompt_ids_in_choice: bool  # where return_token_ids puts the prompt's ids, else beside the choices
+
+    def choice(self, index: int, text: str) -> dict[str, Any]:
+        """One choice of a complete answer, as far as its text."""
+        ...
+
+    def delta(self, index: int, text: str | None) -> dict[str, Any]:
+        """One choice of a chunk; text None: nothing more to say."""
+        ...
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What goes before the first text of a choice in a stream, if anything."""
+        ...
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], offsets: Offsets) -> dict[str, Any]: ...
+
+
+class TextShape:
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+    prompt_ids_in_choice = True  # a call may have several prompts
+
+    def choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text}
+
+    def delta(self, index: int, text: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text or ""}
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], offsets: Offsets) -> dict[str, Any]:
+        return completion_logprobs(tokens, offsets)
+
+
+class ChatShape:
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prompt_ids_in_choice = False
+
+    def choice(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def delta(self, index: int, text: str | None) -> dict[str, Any]:
+        return {"index": index, "delta": {} if text is None else {"content": text}}
+
+    def opening(self, index: int) -> dict[str, Any]:
+        return {"index": index, "delta": {"role": "assistant", "content": ""}}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], offsets: Offsets) -> dict[str, Any]:
+        return chat_logprobs(tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a caller wants to be told, beside the text."""
+
+    stream: bool
+    usage_chunk: bool
+    token_ids: bool
+    logprobs: bool
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What one choice has gained: all of it, or what a stream has not sent yet."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    offsets: Offsets = field(default_factory=Offsets)
+    told: bool = False  # a stream has sent something of it
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs or ()
+        self.finish_reason = piece.finish_reason
+        self.stop_reason = piece.stop_reason
+
+
+class Reply:
+    """One call under way: `pieces()` are read once, by one task; `whole` or `Events` spells them."""
+
+    def __init__(self, shape: Shape, model: str, generations: list[Generation], n: int, wishes: Wishes) -> None:
+        self.shape = shape
+        self.wishes = wishes
+        self.id = shape.prefix + secrets.token_hex(12)
+        self.created = int(time.time())
+        self.model = model
+        self.prompts = [generation.prompt_token_ids for generation in generations]
+        self.n = n
+        self._generations = generations
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Each prompt once, whatever the number of its choices."""
+        return sum(map(len, self.prompts))
+
+    def prompt_of(self, index: int) -> list[int]:
+        return self.prompts[index // self.n]
+
+    def cancel(self) -> None:
+        for generation in self._generations:
+            generation.cancel()
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """All pieces of all prompts as they come; `index` counts choices over all prompts."""
+        return self._generations[0] if len(self._generations) == 1 else self._merged()
+
+    async def _merged(self) -> AsyncIterator[Piece]:
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+
+        async def follow(first: int, generation: Generation) -> None:
+            try:
+                async for piece in generation:
+                    queue.put_nowait(msgspec.structs.replace(piece, index=first + piece.index))
+                queue.put_nowait(None)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        tasks = [asyncio.create_task(follow(i * self.n, g)) for i, g in enumerate(self._generations)]
+        try:
+            for _ in tasks:
+                while (item := await queue.get()) is not None:
+                    if isinstance(item, Exception):
+                        raise item
+                    yield item
+        finally:
+            self.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        prompt_tokens = self.prompt_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+
+class Whole:
+    """The complete answer, gathered piece by piece."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._choices = [_Choice() for _ in range(reply.n * len(reply.prompts))]
+
+    def piece(self, piece: Piece) -> None:
+        self._choices[piece.index].add(piece)
+
+    def message(self) -> dict[str, Any]:
+        reply = self._reply
+        message: dict[str, Any] = {
+            "id": reply.id,
+            "object": reply.shape.whole,
+            "created": reply.created,
+            "model": reply.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(self._choices)],
+            "usage": reply.usage(sum(len(choice.token_ids) for choice in self._choices)),
+        }
+        if reply.wishes.token_ids and not reply.shape.prompt_ids_in_choice:
+            message["prompt_token_ids"] = reply.prompts[0]
+        return message
+
+    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        reply, shape = self._reply, self._reply.shape
+        message = shape.choice(index, "".join(choice.texts))
+        message["logprobs"] = shape.logprobs(choice.logprobs, choice.offsets) if reply.wishes.logprobs else None
+        message["finish_reason"] = choice.finish_reason
+        message["stop_reason"] = choice.stop_reason
+        if reply.wishes.token_ids:
+            message["token_ids"] = choice.token_ids
+            if shape.prompt_ids_in_choice:
+                message["prompt_token_ids"] = reply.prompt_of(index)
+        return message
+
+
+class Events:
+    """The answer as server-sent events: bytes to send now, piece by piece.
+
+    Per choice: an opening chunk (chat), a chunk for each text, a chunk with the finish reason. A piece without text,
+    whose characters or stop strings are still open, sends nothing: its ids and logprobs go with the next text.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._shape = reply.shape
+        self._plain = not (reply.wishes.token_ids or reply.wishes.logprobs)
+        self._held: dict[int, _Choice] = {}  # by choice, what has not been sent
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice, what stands before and after its text in a chunk
+        self._completion_tokens = 0
+
+    def piece(self, piece: Piece) -> bytes:
+        index = piece.index
+        out = b"" if index in self._held else self._open(index)
+        self._completion_tokens += len(piece.token_ids)
+        if self._plain:
+            if piece.text:
+                before, after = self._around[index]
+                out += before + msgspec.json.encode(piece.text) + after
+        else:
+            self._held[index].add(piece)
+            if piece.text:
+                out += self._tell(index, piece.text)
+        if piece.finish_reason is not None:
+            out += self._tell(index, None, piece)
+        return out
+
+    def end(self) -> bytes:
+        """After the last piece."""
+        if not self._reply.wishes.usage_chunk:
+            return DONE
+        return event(self._message([], self._reply.usage(self._completion_tokens))) + DONE
+
+    def _open(self, index: int) -> bytes:
+        """Encodes the constant parts of a choice's chunks once, so that a token costs two joins; gives the opening."""
+        marker = self._reply.id  # random: nothing in a chunk looks like it but the chunk's own id, which comes first
+        before, after = self._chunk(self._shape.delta(index, marker)).rsplit(f'"{marker}"'.encode(), 1)
+        self._around[index] = before, after
+        self._held[index] = _Choice()
+        opening = self._shape.opening(index)
+        if opening is None:
+            return b""
+        return self._chunk(opening, prompt_ids=self._reply.prompts[0] if len(self._held) == 1 else None)
+
+    def _tell(self, index: int, text: str | None, last: Piece | None = None) -> bytes:
+        """A chunk with all that was held back for this choice. last: the piece that ends it."""
+        held = self._held[index]
+        self._held[index] = _Choice(offsets=held.offsets, told=True)
+        choice = self._shape.delta(index, text)
+        if self._reply.wishes.token_ids:
+            choice["token_ids"] = held.token_ids
+            if self._shape.prompt_ids_in_choice and not held.told:
+                choice["prompt_token_ids"] = self._reply.prompt_of(index)
+        return self._chunk(choice, self._shape.logprobs(held.logprobs, held.offsets) if held.logprobs else None, last)
+
+    def _chunk(
+        self,
+        choice: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        last: Piece | None = None,
+        prompt_ids: list[int] | None = None,
+    ) -> bytes:
+        choice["logprobs"] = logprobs
+        choice["finish_reason"] = None if last is None else last.finish_reason
+        if last is not None:
+            choice["stop_reason"] = last.stop_reason
+        message = self._message([choice])
+        if prompt_ids is not None and self._reply.wishes.token_ids:
+            message["prompt_token_ids"] = prompt_ids
+        return event(message)
+
+    def _message(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
+        reply = self._reply
+        message: dict[str, Any] = {
+            "id": reply.id,
+            "object": self._shape.chunk,
+            "created": reply.created,
+            "model": reply.model,
+            "choices": choices,
+        }
+        if reply.wishes.usage_chunk:
+            message["usage"] = usage
+        return message
