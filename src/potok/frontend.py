@@ -68,30 +68,20 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class TextModel(NamedTuple):
-    """The text side of a model file. chat: None when the file has no chat template. name: as clients call the model."""
+    """The text side of a model file. name: as clients call the model."""
 
     tokenizer: Tokenizer
-    chat: ChatTemplate | None
+    chat: ChatTemplate
     name: str
-
-    def encode_chat(self, messages: list[dict[str, Any]], **arguments: Any) -> list[int]:
-        """Ids of a dialogue, ready for the assistant's turn. Raises ClientError where the template refuses it."""
-        if self.chat is None:
-            raise ClientError(
-                f"the model {self.name} has no chat template; use completions, or a model file that has one.",
-                "messages",
-                "no_chat_template",
-            )
-        return self.chat.encode(messages, **arguments)
 
 
 def open_text_model(path: str | PathLike[str], served_model_name: str = "") -> TextModel:
     """Reads tokenizer and chat template of a GGUF file. Raises LoadError when it has none that can be used."""
     file = GGUFFile.open(path)
     tokenizer = Tokenizer.from_metadata(file.metadata)
-    template = file.metadata.get("tokenizer.chat_template")
+    chat = ChatTemplate(file.metadata.get("tokenizer.chat_template"), tokenizer)
     name = served_model_name or file.metadata.get("general.name") or Path(path).stem
-    return TextModel(tokenizer, ChatTemplate(template, tokenizer) if template else None, name)
+    return TextModel(tokenizer, chat, name)
 
 
 class Resolved(NamedTuple):
@@ -282,12 +272,11 @@ def _cancel_all(engine: Engine, requests: list[int]) -> None:
 class FrontEnd:
     """One model as its users see it: text in, text out.
 
-    chat: None when the model file has no chat template. model_name: the name that clients use.
+    model_name: the name that clients use.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, chat: ChatTemplate | None, model_name: str) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, chat: ChatTemplate, model_name: str) -> None:
         self.engine = engine
-        self.text = TextModel(tokenizer, chat, model_name)
         self.tokenizer = tokenizer
         self.chat = chat
         self.model_name = model_name
@@ -302,14 +291,14 @@ class FrontEnd:
         choices = [ChoiceAssembler(self.tokenizer, params, stops) for _ in resolved.samplings]
         return Generation(self.engine, list(prompt_ids), resolved, choices)
 
-    async def encode_prompt(self, text: str) -> list[int]:
+    async def encode_prompt(self, text: str, field: str = "prompt") -> list[int]:
         """Ids of a completions prompt, with the begin id where the model file asks for it."""
         if len(text) <= INLINE_CHARS:
-            return self.tokenizer.encode_prompt(text)
-        return await asyncio.to_thread(self.tokenizer.encode_prompt, text)
+            return self.tokenizer.encode_prompt(text, field)
+        return await asyncio.to_thread(self.tokenizer.encode_prompt, text, field)
 
     async def encode_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         """Ids of a dialogue, ready for the assistant's turn. Raises ClientError where the template refuses it."""
         if len(repr(messages)) <= INLINE_CHARS:
-            return self.text.encode_chat(messages, **kwargs)
-        return await asyncio.to_thread(partial(self.text.encode_chat, messages, **kwargs))
+            return self.chat.encode(messages, **kwargs)
+        return await asyncio.to_thread(partial(self.chat.encode, messages, **kwargs))

@@ -1,0 +1,17 @@
+"""Settings of `LLM` and `AsyncLLM`: those of EngineConfig without the model, which comes first."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Settings(TypedDict, total=False):
+    """What each one means, and its default, stands in potok.config.EngineConfig. 0: derived from the machine."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_cache_memory: int
+    block_size: int
+    threads: int
+    activation_bits: int
