@@ -122,7 +122,7 @@ class EngineLoop:
 
 
 def refusal(request: Submit, vocab_size: int) -> Reject | None:
-    """Ids that would index outside the model's tables. The API side has looked; memory safety is worth a second look."""
+    """Ids that would index outside the model's tables. The API side has looked; memory is worth a second look."""
     sampling = request.sampling
     for field, ids in (
         ("prompt", request.prompt),

@@ -94,7 +94,7 @@ def pool(config: EngineConfig, num_seqs: int, context_length: int, bytes_per_tok
     block_bytes = config.block_size * bytes_per_token
     wanted_len = config.max_model_len or context_length
     if config.kv_cache_memory:
-        budget, reason = config.kv_cache_memory, f"as asked ({size(config.kv_cache_memory)})"
+        budget, reason = config.kv_cache_memory, "as asked"
         if budget > available:
             raise LoadError(
                 f"kv_cache_memory is {size(budget)}, but {size(available)} of memory are available; lower it."
@@ -112,9 +112,10 @@ def pool(config: EngineConfig, num_seqs: int, context_length: int, bytes_per_tok
         )
     num_tokens = num_blocks * config.block_size
     if config.max_model_len > num_tokens:
+        needed = -(-config.max_model_len // config.block_size) * block_bytes
         raise LoadError(
-            f"max_model_len is {config.max_model_len}, but the KV memory holds {num_tokens} tokens; lower max_model_len "
-            f"or raise kv_cache_memory to at least {-(-config.max_model_len // config.block_size) * block_bytes} bytes."
+            f"max_model_len is {config.max_model_len}, but the KV memory holds {num_tokens} tokens; "
+            f"lower max_model_len or raise kv_cache_memory to at least {needed} bytes."
         )
     memory = f"kv_cache_memory {size(num_blocks * block_bytes)}, {num_tokens} tokens: {reason}"
     length = _model_len(config.max_model_len, context_length, num_tokens)
