@@ -1,11 +1,10 @@
 // exp and log as polynomials, so that every ISA gives the same bits. No fma: potok.sampling.math states both in numpy.
 // Included inside the namespace of an ISA, after lanes.h.
 
-// e^x for x <= 88. 0 below -87.3 (a result is never subnormal), 1 at 0, NaN stays NaN. Relative error below 1e-7.
-// It never falls as x rises (checked for every float of [-88, 0]), so what is sorted by x is sorted by exp(x).
+// e^x for x in [-87.3, 88]; below it a finite x gives some number.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2;  e^x = 2^n (1 + r + r^2 P(r)).
-static inline Lanes exp(Lanes x) {
+static inline Lanes exp_in_range(Lanes x) {
     const Lanes round = set1(0x1.8p23f);  // adding and subtracting it rounds to a whole number
     // max gives -126 where x is NaN or far below the range, so that 2^n is always a number
     const Lanes n = max(sub(add(mul(x, set1(0x1.715476p+0f)), round), round), set1(-126.0f));
@@ -17,8 +16,12 @@ static inline Lanes exp(Lanes x) {
     p = add(mul(p, r), set1(0x1.555492p-3f));
     p = add(mul(p, r), set1(0x1.fffffcp-2f));
     p = add(add(mul(p, mul(r, r)), r), set1(1.0f));
-    return select(less(x, set1(-87.3f)), set1(0), mul(p, exp2_whole(n)));
+    return mul(p, exp2_whole(n));
 }
+
+// e^x for x <= 88. 0 below -87.3 (a result is never subnormal), 1 at 0, NaN stays NaN. Relative error below 1e-7.
+// It never falls as x rises (checked for every float of [-88, 0]), so what is sorted by x is sorted by exp(x).
+static inline Lanes exp(Lanes x) { return select(less(x, set1(-87.3f)), set1(0), exp_in_range(x)); }
 
 // ln x for a normal x > 0. Relative error below 2e-7.
 //

@@ -8,7 +8,7 @@ constexpr float kGreedyBelow = 1e-5f;
 constexpr float kLargest = 0x1.fffffep127f;
 constexpr float kInfinity = __builtin_inff();
 constexpr float kWeightStep = 0x1p-11f;    // adding and subtracting it rounds to a multiple of 2^-34
-constexpr double kWeightlessBelow = -25;   // exp of less rounds to the weight 0
+constexpr float kWeightless = -25;         // exp of it or less rounds to the weight 0
 constexpr int64_t kNoCount = INT64_MAX;
 constexpr int kSmallWindow = 512;
 
@@ -175,8 +175,8 @@ static float span_rank(const Sampler& s, int rank) {
 // ---- Weights
 
 static inline Lanes weight(const Sampler& s, Lanes x) {
-    const Lanes step = set1(kWeightStep);
-    return sub(add(exp(mul(sub(x, set1(s.peak)), set1(s.scale))), step), step);
+    const Lanes step = set1(kWeightStep), z = mul(sub(x, set1(s.peak)), set1(s.scale));
+    return sub(add(exp_in_range(max(z, set1(kWeightless))), step), step);
 }
 
 static inline void weigh_span(Sampler& s, int span) {
@@ -195,7 +195,7 @@ static inline double sum_wide(Wide sum) {
 // Weights are measured from the highest logit, at this temperature.
 static void set_temperature(Sampler& s, float temperature) {
     s.scale = 1.0f / temperature;
-    const double floor = (double)s.peak + kWeightlessBelow * (double)temperature;
+    const double floor = (double)s.peak + (double)kWeightless * (double)temperature;
     s.floor = floor > -kLargest ? (float)floor : -kLargest;
     memset(s.ready, 0, (size_t)s.spans);
 }
@@ -210,23 +210,25 @@ static double whole_mass(Sampler& s) {
     return sum_wide(sum);
 }
 
-// The head of the order made of ids whose logit is >= low and whose weight is >= least.
-static Head head_above(Sampler& s, float low, float least) {
-    const Lanes lows = set1(low), leasts = set1(least), zero = set1(0);
+// The head of the order made of the ids whose value is >= bound, values being the logits or the weights (both fall
+// along the order); none of them has a logit below `low`.
+static Head head_reaching(Sampler& s, const float* values, float bound, float low) {
+    const Lanes bounds = set1(bound), zero = set1(0);
     Wide sum = wide_zero();
     int64_t count = 0;
     for (int span = 0; span < s.spans; span++) {
         if (!(s.peaks[span] >= low)) continue;
         weigh_span(s, span);
         for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
-            const Lanes w = load(s.weights + i);
-            const Mask high = greater_equal(load(s.x + i), lows), heavy = greater_equal(w, leasts);
-            count += __builtin_popcount(bits(high) & bits(heavy));
-            sum = wide_add(sum, select(high, select(heavy, w, zero), zero));
+            const Mask picked = greater_equal(load(values + i), bounds);
+            count += __builtin_popcount(bits(picked));
+            sum = wide_add(sum, select(picked, load(s.weights + i), zero));
         }
     }
     return {count, sum_wide(sum)};
 }
+
+static Head head_above(Sampler& s, float low) { return head_reaching(s, s.x, low, low); }
 
 // ---- Places in the order
 
@@ -260,7 +262,7 @@ static Place find(Sampler& s, const Goal& goal) {
     for (int i = 0; i < 2 && !known; i++) {
         const float probe = span_rank(s, ranks[i]);
         if (probe <= s.floor) break;
-        const Head head = head_above(s, probe, 0);
+        const Head head = head_above(s, probe);
         known = reached(goal, head);
         if (known) {
             low = probe;
@@ -271,13 +273,13 @@ static Place find(Sampler& s, const Goal& goal) {
         }
     }
     if (!known) {
-        whole = head_above(s, low, 0);
+        whole = head_above(s, low);
         if (!reached(goal, whole)) return {whole, -1};
     }
     for (int step = 0; step < 24 && whole.count - before.count > kSmallWindow; step++) {
         const float top = high < kInfinity ? high : s.peak, middle = low * 0.5f + top * 0.5f;
         if (!(middle > low && middle < top)) break;
-        const Head head = head_above(s, middle, 0);
+        const Head head = head_above(s, middle);
         if (reached(goal, head)) {
             low = middle;
             whole = head;
@@ -381,7 +383,7 @@ static int32_t draw(Sampler& s, const SampleRow& row) {
             const double z = (double)log1(least) - 0.75, bound = (double)s.peak + z * (double)row.temperature;
             low = bound > (double)s.floor ? (float)bound : s.floor;
         }
-        kept = head_above(s, low, least);
+        kept = head_reaching(s, s.weights, least, low);
         weighed = true;
     }
     if (row.top_k > 0 && row.top_k < kept.count) {
