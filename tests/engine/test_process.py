@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from engine_kit import ask, expected, running
 
-from potok.config import EngineConfig
 from potok.engine.client import EngineClient
 from potok.engine.host import EngineProcess
 from potok.errors import LoadError
@@ -153,13 +152,3 @@ def test_no_engine_outlives_its_parent(kind: str, where: str) -> None:
     while alive(engine) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not alive(engine)
-
-
-def test_the_engine_program_refuses_a_missing_file_in_one_sentence() -> None:
-    async def main() -> None:
-        client = EngineClient.for_model(EngineConfig(model="/nowhere/m.gguf"))
-        with pytest.raises(LoadError, match=r"/nowhere/m\.gguf"):
-            await client.start()
-        assert client.exit_code == 2
-
-    asyncio.run(main())

@@ -182,6 +182,7 @@ class EngineClient:
                 self._dispatch(message.chunks)
             elif type(message) is Ready:
                 self._info = message.info
+                self._wire.remove_name()
                 self._changed.set()
             elif type(message) is Failed:
                 self._die(message.message)

@@ -54,7 +54,13 @@ class EngineProcess:
         parent = os.getpid() if lives_as_long else 0
         # We never write to its stdin: the engine holds the other end, and reads end-of-file when we are gone.
         self._process = subprocess.Popen(
-            [*self._command, endpoint, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [*self._command, endpoint, str(parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "OPENBLAS_NUM_THREADS": "1",
+            },  # the engine has threads of its own; numpy needs none there
         )
 
     def wait(self) -> int:

@@ -89,10 +89,14 @@ class ClientEnd:
         """All messages that have arrived, perhaps none."""
         return [self._decoder.decode(frame) for frame in _drain(self._socket)]
 
+    def remove_name(self) -> None:
+        """Once the engine is connected the socket needs no name; without one, nothing stays behind if we are killed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def close(self) -> None:
         self._socket.close(linger=0)
         self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.remove_name()
 
 
 def _pair(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

@@ -7,6 +7,7 @@ Exit codes: 0 asked to end, 2 the model or a setting cannot be used, 70 a bug.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -36,9 +37,16 @@ def run(endpoint: str, parent: int, build: Callable[[], Engine]) -> int:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def build_and_settle() -> Engine:
+        engine = build()
+        gc.collect()
+        gc.freeze()  # code, weights and tables live as long as we do: the collector need not look at them again
+        return engine
+
     connection = EngineEnd(endpoint)
     try:
-        return serve_engine(connection, build)
+        return serve_engine(connection, build_and_settle)
     finally:
         connection.close()
 

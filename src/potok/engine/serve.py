@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
     """Builds the engine, says Ready, serves until Shutdown; returns the exit code. What ends it early is sent first."""
     try:
         engine = build()
-        gc.freeze()  # weights, tables and code live as long as we do: the collector need not look at them again
         connection.send(Ready(engine.info))
         EngineLoop(engine.scheduler, engine.backend, connection).run()
     except LoadError as error:
