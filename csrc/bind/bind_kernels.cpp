@@ -144,6 +144,7 @@ void bind_kernels(nb::module_& m) {
           "halves"_a, "q"_a, "kv"_a);
     k.def("attention", &attention, "isa"_a, "q"_a, "kv"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a,
           "position"_a, "out"_a, "rows_per_task"_a, "repeat"_a = 1);
+    bind_sampling(k);
 }
 
 }  // namespace potok

@@ -21,7 +21,9 @@ static inline Lanes exp_in_range(Lanes x) {
 
 // e^x for x <= 88. 0 below -87.3 (a result is never subnormal), 1 at 0, NaN stays NaN. Relative error below 1e-7.
 // It never falls as x rises (checked for every float of [-88, 0]), so what is sorted by x is sorted by exp(x).
-static inline Lanes exp(Lanes x) { return select(less(x, set1(-87.3f)), set1(0), exp_in_range(x)); }
+static inline Lanes exp(Lanes x) {
+    return select(less(x, set1(-87.3f)), set1(0), exp_in_range(x));
+}
 
 // ln x for a normal x > 0. Relative error below 2e-7.
 //

@@ -24,17 +24,19 @@ struct SampleRow {
 };
 
 struct SampleOut {
-    int32_t id;     // -1: a logit was NaN or infinite
-    float logprob;  // of id, from the raw logits
-    uint64_t hash;  // of the raw logits
+    int32_t id;        // -1: a logit was NaN or infinite
+    float logprob;     // of id, from the raw logits
+    uint64_t hash;     // of the raw logits
     int32_t* top_ids;  // [num_logprobs], -1 past the vocabulary
     float* top_logprobs;
 };
 
-constexpr int kSpan = 64;                // logits that share one maximum
+constexpr int kSpan = 64;                 // logits that share one maximum
 constexpr int kMaxSampleVocab = 1 << 19;  // sums of more weights than this could round
 
-static inline int padded_vocab(int vocab) { return (vocab + kSpan - 1) / kSpan * kSpan; }
+static inline int padded_vocab(int vocab) {
+    return (vocab + kSpan - 1) / kSpan * kSpan;
+}
 
 // Scratch of one sample_row call; 64-byte aligned.
 static inline size_t sample_scratch_bytes(int vocab) {

@@ -7,8 +7,8 @@
 constexpr float kGreedyBelow = 1e-5f;
 constexpr float kLargest = 0x1.fffffep127f;
 constexpr float kInfinity = __builtin_inff();
-constexpr float kWeightStep = 0x1p-11f;    // adding and subtracting it rounds to a multiple of 2^-34
-constexpr float kWeightless = -25;         // exp of it or less rounds to the weight 0
+constexpr float kWeightStep = 0x1p-11f;  // adding and subtracting it rounds to a multiple of 2^-34
+constexpr float kWeightless = -25;       // exp of it or less rounds to the weight 0
 constexpr int64_t kNoCount = INT64_MAX;
 constexpr int kSmallWindow = 512;
 
@@ -228,7 +228,9 @@ static Head head_reaching(Sampler& s, const float* values, float bound, float lo
     return {count, sum_wide(sum)};
 }
 
-static Head head_above(Sampler& s, float low) { return head_reaching(s, s.x, low, low); }
+static Head head_above(Sampler& s, float low) {
+    return head_reaching(s, s.x, low, low);
+}
 
 // ---- Places in the order
 
@@ -335,7 +337,9 @@ static int32_t best_id(const Sampler& s) {
     return id;
 }
 
-static inline float below_infinity(float x) { return x < kLargest ? x : kLargest; }
+static inline float below_infinity(float x) {
+    return x < kLargest ? x : kLargest;
+}
 
 static void edit_logits(Sampler& s, const SampleRow& row, float* raw_seen, float* raw_bias) {
     for (int i = 0; i < row.num_seen; i++) {

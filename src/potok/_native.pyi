@@ -77,3 +77,24 @@ class kernels:
         rows_per_task: int,
         repeat: int = 1,
     ) -> None: ...
+    @staticmethod
+    def sample_row(
+        isa: str,
+        logits: npt.NDArray[np.float32],
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int,
+        choice: int,
+        position: int,
+        presence: float,
+        frequency: float,
+        repetition: float,
+        seen_ids: npt.NDArray[np.int32],
+        seen_counts: npt.NDArray[np.int32],
+        bias_ids: npt.NDArray[np.int32],
+        bias_values: npt.NDArray[np.float32],
+        num_logprobs: int,
+        want_hash: bool,
+    ) -> tuple[int, float, int, list[int], list[float]]: ...
