@@ -99,6 +99,33 @@ def test_cancel_empties_the_engine_within_one_step(phase: str) -> None:
     asyncio.run(main())
 
 
+def test_a_storm_of_requests_and_cancels_leaves_nothing_behind() -> None:
+    random_ = random.Random(2)
+
+    async def main() -> None:
+        async with running(threaded_client(scripted(), num_blocks=24, max_num_batched_tokens=48)) as client:
+            kept: list[tuple[list[int], Answer]] = []
+            for _ in range(1000):
+                prompt = [random_.randrange(VOCAB) for _ in range(random_.randrange(1, 40))]
+                answer = Answer()
+                id = client.submit(prompt, 8, Sampling(), answer)
+                if random_.random() < 0.5:
+                    asyncio.get_running_loop().call_later(random_.random() * 0.02, client.cancel, id)
+                else:
+                    kept.append((prompt, answer))
+                if random_.random() < 0.1:
+                    await asyncio.sleep(0.005)
+            for prompt, answer in kept:
+                assert (await answer.wait()).tokens == expected(prompt, 8)
+            await until(lambda: client.stats.running + client.stats.waiting + client.stats.kv_blocks_used == 0)
+            assert client._sinks == {}
+            # An idle engine that still knew a request would notice that nothing wakes it, and end.
+            await asyncio.sleep(0.8)
+            assert not client.dead
+
+    asyncio.run(main())
+
+
 def test_cancel_spares_a_twin() -> None:
     async def main() -> None:
         async with running(threaded_client(scripted())) as client:
