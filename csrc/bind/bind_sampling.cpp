@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "bind/bind.h"
-#include "runtime/arena.h"
 #include "runtime/isa.h"
 
 namespace nb = nanobind;
@@ -63,14 +62,13 @@ Result sample_row(const std::string& isa, Floats logits, float temperature, int 
     out.top_ids = top_ids.data();
     out.top_logprobs = top_logprobs.data();
 
-    Arena arena;
     const size_t padded = (size_t)padded_vocab(vocab);
-    float* x = (float*)arena.allocate(padded * sizeof(float));
-    std::fill(std::copy(logits.data(), logits.data() + vocab, x), x + padded, -std::numeric_limits<float>::infinity());
+    std::vector<float> x(padded, -std::numeric_limits<float>::infinity());
+    std::copy(logits.data(), logits.data() + vocab, x.begin());
     // An earlier row may have left anything in the scratch.
-    uint8_t* scratch = arena.allocate(sample_scratch_bytes(vocab));
-    std::fill_n(scratch, sample_scratch_bytes(vocab), (uint8_t)0xa5);
-    kernels_of(isa).sample_row(x, vocab, row, out, scratch);
+    std::vector<uint8_t> scratch(sample_scratch_bytes(vocab) + 64, 0xa5);
+    uint8_t* aligned = scratch.data() + (64 - (size_t)scratch.data() % 64);
+    kernels_of(isa).sample_row(x.data(), vocab, row, out, aligned);
     return {out.id, out.logprob, out.hash, std::move(top_ids), std::move(top_logprobs)};
 }
 

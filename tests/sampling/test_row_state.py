@@ -1,0 +1,111 @@
+"""What a request remembers for its sampler: which tokens its penalties see, and when its stop ids become possible."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from potok.protocol import Sampling
+from potok.sampling.state import RowState, build_rows
+
+PROMPT = [5, 3, 5, 9]
+
+
+def seen(state: RowState) -> dict[int, int]:
+    rows = build_rows([(state, 0)], False)
+    assert len(set(rows.seen_ids.tolist())) == len(rows.seen_ids)
+    return dict(zip(rows.seen_ids.tolist(), rows.seen_counts.tolist(), strict=True))
+
+
+def biases(state: RowState) -> dict[int, float]:
+    rows = build_rows([(state, 0)], False)
+    return dict(zip(rows.bias_ids.tolist(), rows.bias_values.tolist(), strict=True))
+
+
+def test_a_repetition_penalty_sees_prompt_and_output() -> None:
+    state = RowState(Sampling(repetition_penalty=1.1), PROMPT)
+    assert seen(state) == {3: 0, 5: 0, 9: 0}
+    for token in (5, 7, 5):
+        state.push(token)
+    assert seen(state) == {3: 0, 5: 2, 7: 1, 9: 0}
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+def test_the_other_penalties_see_the_output_alone(name: str) -> None:
+    state = RowState(Sampling(**{name: 0.5}), PROMPT)
+    assert seen(state) == {}
+    for token in (5, 7, 5):
+        state.push(token)
+    assert seen(state) == {5: 2, 7: 1}
+
+
+def test_without_penalties_nothing_is_kept() -> None:
+    state = RowState(Sampling(temperature=1), PROMPT)
+    state.push(5)
+    assert seen(state) == {}
+
+
+@pytest.mark.parametrize("distinct", [3, 1000])
+def test_rebuilding_from_the_output_gives_the_same_rows(distinct: int) -> None:
+    sampling = Sampling(
+        repetition_penalty=2, frequency_penalty=1, logit_bias=((4, 1.0),), stop_ids=(2, 4), min_tokens=700
+    )
+    output = np.random.default_rng(distinct).integers(0, distinct, 1400).tolist()
+    state = RowState(sampling, PROMPT)
+    for i, token in enumerate(output):
+        if i % 350 == 0 or i in (699, 701):
+            rebuilt = RowState(sampling, PROMPT, output[:i])
+            assert seen(state) == seen(rebuilt)
+            assert biases(state) == biases(rebuilt)
+        state.push(token)
+    counts = np.bincount(output)
+    assert {k: v for k, v in seen(state).items() if v} == {k: int(v) for k, v in enumerate(counts) if v}
+
+
+def test_stop_ids_are_impossible_until_min_tokens() -> None:
+    state = RowState(Sampling(logit_bias=((4, 1.5), (6, -2.0)), stop_ids=(2, 4), min_tokens=2), PROMPT)
+    early, late = {4: -np.inf, 6: -2.0, 2: -np.inf}, {4: 1.5, 6: -2.0}
+    assert biases(state) == early
+    state.push(0)
+    assert biases(state) == early
+    state.push(0)
+    assert biases(state) == late
+
+
+def test_min_tokens_without_stop_ids_and_stop_ids_without_min_tokens_bias_nothing() -> None:
+    assert biases(RowState(Sampling(min_tokens=5), PROMPT)) == {}
+    assert biases(RowState(Sampling(stop_ids=(1, 2)), PROMPT)) == {}
+
+
+def test_rows_stand_in_the_order_given_each_with_its_own_part() -> None:
+    samplings = [
+        Sampling(temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=2**64 - 1, choice=2, logprobs=4),
+        Sampling(presence_penalty=1, frequency_penalty=-1, repetition_penalty=2, logit_bias=((8, -1.0), (7, 3.0))),
+        Sampling(logit_bias=((1, 2.0),)),
+        Sampling(presence_penalty=2),
+    ]
+    states = [RowState(s, PROMPT, [9, 9]) for s in samplings]
+    rows = build_rows(list(zip(states, [10, 20, 30, 40], strict=True)), True)
+    assert rows.temperature.tolist() == [0.5, 0, 0, 0]
+    assert rows.top_k.tolist() == [3, 0, 0, 0]
+    assert rows.top_p.tolist() == [0.25, 1, 1, 1]
+    assert rows.min_p.tolist() == [0.125, 0, 0, 0]
+    assert rows.seed.tolist() == [2**64 - 1, 0, 0, 0]
+    assert rows.choice.tolist() == [2, 0, 0, 0]
+    assert rows.position.tolist() == [10, 20, 30, 40]
+    assert rows.presence.tolist() == [0, 1, 0, 2]
+    assert rows.frequency.tolist() == [0, -1, 0, 0]
+    assert rows.repetition.tolist() == [1, 2, 1, 1]
+    assert rows.logprobs.tolist() == [4, -1, -1, -1]
+    assert rows.seen_indptr.tolist() == [0, 0, 3, 3, 4]
+    assert rows.seen_ids.tolist() == [3, 5, 9, 9]
+    assert rows.seen_counts.tolist() == [0, 0, 2, 2]
+    assert rows.bias_indptr.tolist() == [0, 0, 2, 3, 3]
+    assert rows.bias_ids.tolist() == [8, 7, 1]
+    assert rows.bias_values.tolist() == [-1, 3, 2]
+    assert rows.want_hashes
+
+
+def test_a_step_may_sample_nothing() -> None:
+    rows = build_rows([], False)
+    assert rows.temperature.shape == (0,) and rows.seen_indptr.tolist() == [0] and rows.bias_indptr.tolist() == [0]

@@ -1,0 +1,50 @@
+"""exp_f32 and log_f32 against float64, at the ends of their ranges, and in their order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from potok.sampling.math import exp_f32, log_f32
+
+
+def near(centre: float, count: int) -> np.ndarray:
+    """`count` consecutive float32 on each side of centre, ascending."""
+    bits = np.array([abs(centre)], np.float32).view(np.int32) + np.arange(-count, count, dtype=np.int32)
+    values = bits.view(np.float32)
+    return values if centre > 0 else -values[::-1]
+
+
+def test_exp_is_near_float64() -> None:
+    x = np.linspace(-87.3, 88, 1_000_000, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(exp_f32(x) - exact) / exact).max() < 1e-7
+
+
+def test_exp_at_its_ends() -> None:
+    x = np.array([0.0, -0.0, -1e-30, 1e-30, -87.4, -1000, -3.4e38, -np.inf], np.float32)
+    assert exp_f32(x).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert np.isnan(exp_f32(np.array([np.nan], np.float32))).all()
+    smallest = exp_f32(near(-87.3, 1000))
+    assert (smallest[smallest > 0] >= np.finfo(np.float32).tiny).all() and (smallest == 0).any()
+
+
+def test_exp_never_falls() -> None:
+    """Where one could fear it: at the seams between powers of two, at 0, and at random places."""
+    seams = [(n + 0.5) * np.log(2) for n in range(-126, 0)]
+    places = np.random.default_rng(0).uniform(-87, -1e-6, 200)
+    for centre in [*seams, *places]:
+        assert (np.diff(exp_f32(near(centre, 2000))) >= 0).all(), centre
+    x = -np.logspace(-9, 1.9, 1_000_000, dtype=np.float32)
+    assert (np.diff(exp_f32(x)) <= 0).all()
+
+
+def test_log_is_near_float64() -> None:
+    for x in (
+        np.logspace(-37.9, 38.5, 1_000_000, dtype=np.float32),
+        np.linspace(0.5, 2, 1_000_001, dtype=np.float32),
+        near(np.sqrt(0.5), 5000),
+        near(np.sqrt(2), 5000),
+    ):
+        exact = np.log(x.astype(np.float64))
+        error = np.abs(log_f32(x) - exact)
+        assert (error <= 2e-7 * np.abs(exact)).all()
