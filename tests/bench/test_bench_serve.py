@@ -330,11 +330,38 @@ def test_with_a_rate_the_table_shows_goodput(tmp_path: Path) -> None:
     assert f"--url {url} --rate 20,40 --duration 0.5 --seed 1\n" in result.stdout
 
 
+def test_failed_requests_end_the_command_with_1(tmp_path: Path) -> None:
+    server = subprocess.Popen([sys.executable, "-c", SERVER, "7"], stdout=subprocess.PIPE, cwd=Path(__file__).parent)
+    try:
+        url = server.stdout.readline().decode().strip()
+        file = tmp_path / "figures.json"
+        arguments = ["--url", url, "--clients", "2", "--output-tokens", "9", "--json", str(file)]
+        result = CliRunner().invoke(cli(), arguments)
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    assert result.exit_code == 1
+    assert "2 clients: 1 x HTTP 500: broken" in result.stdout
+    assert json.loads(file.read_text())["loads"][0]["figures"]["errors"] == {"HTTP 500: broken": 1}
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli(), ["--url", "http://127.0.0.1:1", "--json", str(tmp_path / "none" / "f.json")])
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+
+
 SERVER = """
-import asyncio
-from scripted_http import answer, models, scripted
+import asyncio, itertools, sys
+from scripted_http import answer, json_answer, models, scripted
+
+BROKEN = int(sys.argv[1]) if sys.argv[1:] else 0  # number of the request that fails
+numbers = itertools.count()
 
 def handler(path, body):
+    if next(numbers) == BROKEN > 0:
+        return [json_answer(500, {"error": {"message": "broken"}})]
     return models() if path == "/v1/models" else answer([" w"] * body["max_tokens"], len(body["prompt"].split()))
 
 async def main():
