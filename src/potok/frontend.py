@@ -205,20 +205,27 @@ class Generation:
         return self
 
     async def __anext__(self) -> Piece:
-        inbox = self._inbox
-        while self._live:
-            while inbox.chunks:
-                piece = self._assemble(*inbox.chunks.popleft())
-                if piece is not None:
-                    return piece
-            if self._live:
-                inbox.waiter = self._loop.create_future()
-                try:
-                    await inbox.waiter
-                except asyncio.CancelledError:
-                    self.cancel()
-                    raise
-        raise StopAsyncIteration
+        while True:
+            piece = self.ready()
+            if piece is not None:
+                return piece
+            if not self._live:
+                raise StopAsyncIteration
+            self._inbox.waiter = self._loop.create_future()
+            try:
+                await self._inbox.waiter
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+
+    def ready(self) -> Piece | None:
+        """The next piece if it is there already, so that a reader may take several at once. Raises as the iterator."""
+        chunks = self._inbox.chunks
+        while self._live and chunks:
+            piece = self._assemble(*chunks.popleft())
+            if piece is not None:
+                return piece
+        return None
 
     def _assemble(self, index: int, chunk: Chunk) -> Piece | None:
         """None: nothing to show yet, or the choice had ended already."""

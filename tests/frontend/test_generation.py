@@ -61,6 +61,20 @@ def test_a_reader_waits_for_the_next_step(engine: HandFedEngine, frontend: Front
     run(scenario())
 
 
+def test_what_is_there_already_can_be_taken_without_waiting(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(max_tokens=4))
+        assert generation.ready() is None
+        engine.give(101, [A])
+        engine.give(101, [B], Finish.LENGTH)
+        assert (await anext(generation)).text == "A"
+        assert generation.ready() == Piece(0, "B", [B], None, "length")
+        assert generation.ready() is None
+        assert await rest_of(generation) == []
+
+    run(scenario())
+
+
 def test_choices_interleave_and_each_ends_once(engine: HandFedEngine, frontend: FrontEnd) -> None:
     async def scenario() -> None:
         generation = frontend.generate(PROMPT, SamplingParams(n=3, max_tokens=2, temperature=1.0))

@@ -1,0 +1,119 @@
+"""Options that several subcommands share, and the settings made of them. Names are those of vLLM where it has them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from potok.config import EngineConfig
+from potok.errors import LoadError
+from potok.weights.default_model import find_default_model
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "2GiB", "500MB" or "1073741824"."""
+    match = _SIZE.fullmatch(text)
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise typer.BadParameter(f"{text!r} is not a size: give bytes, or a number with KB, MB, GB, KiB, MiB or GiB.")
+    size = int(float(match[1]) * factor)
+    if size == 0:
+        raise typer.BadParameter("a size must be more than 0 bytes.")
+    return size
+
+
+def _block_size(value: int) -> int:
+    if value not in (16, 32, 64):
+        raise typer.BadParameter(f"must be 16, 32 or 64, not {value}.")
+    return value
+
+
+def _activation_bits(value: int) -> int:
+    if value not in (8, 16):
+        raise typer.BadParameter(f"must be 8 or 16, not {value}.")
+    return value
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL.gguf", help="GGUF file of the llama or qwen2 family.", show_default="the default model"
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("-m", "--model", metavar="MODEL.gguf", help="GGUF file; the default model if none is given."),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option("--max-num-seqs", min=1, help="Requests that run at once.", show_default="from the machine"),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens",
+        min=1,
+        help="Tokens that one step computes at most, prompts and answers together.",
+        show_default="what this machine computes in about 80 ms",
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len", min=1, help="Tokens of one request, prompt and answer.", show_default="the model's context"
+    ),
+]
+KvCacheMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cache-memory",
+        parser=parse_size,
+        metavar="SIZE",
+        help="Memory for keys and values of running requests: 2GiB, 500MB or bytes.",
+        show_default="from the free memory",
+    ),
+]
+BlockSize = Annotated[
+    int, typer.Option("--block-size", callback=_block_size, help="Tokens per KV block: 16, 32 or 64.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Compute threads.", show_default="the cores this process may use"),
+]
+ActivationBits = Annotated[
+    int,
+    typer.Option(
+        "--activation-bits",
+        callback=_activation_bits,
+        help="8 is fast; 16 follows the model's weights more closely at lower speed.",
+    ),
+]
+
+
+def model_path(argument: str | None, option: str | None = None) -> Path:
+    """The model file to use. Raises LoadError when there is none."""
+    if argument is not None and option is not None and argument != option:
+        raise typer.BadParameter(f"two models are given, {argument} and {option}; give one.")
+    given = argument or option
+    if given is None:
+        return find_default_model()
+    path = Path(given)
+    if not path.is_file():
+        raise LoadError(f"the model file {given} does not exist; give the path of a GGUF file.")
+    return path
+
+
+def engine_config(path: Path, **given: int | None) -> EngineConfig:
+    """Settings as given; what was not given is left for the engine to derive."""
+    return EngineConfig(model=str(path), **{name: value for name, value in given.items() if value is not None})

@@ -1,0 +1,49 @@
+"""potok serve: one model over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from potok.cli import options
+from potok.config import ServerConfig
+from potok.server.run import run
+
+
+def register(app: typer.Typer) -> None:
+    app.command(help="Serve a model over HTTP to OpenAI-compatible clients.")(serve)
+
+
+def serve(
+    *,
+    model: options.ModelArgument = None,
+    model_option: options.ModelOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every interface.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    max_model_len: options.MaxModelLen = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    block_size: options.BlockSize = 32,
+    threads: options.Threads = None,
+    served_model_name: Annotated[
+        str, typer.Option(help="Name that clients use for the model.", show_default="the model's own")
+    ] = "",
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")
+    ] = 30.0,
+    activation_bits: options.ActivationBits = 8,
+) -> int:
+    engine_config = options.engine_config(
+        options.model_path(model, model_option),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        kv_cache_memory=kv_cache_memory,
+        block_size=block_size,
+        threads=threads,
+        activation_bits=activation_bits,
+    )
+    server_config = ServerConfig(host=host, port=port, served_model_name=served_model_name, drain_seconds=drain_seconds)
+    return run(engine_config, server_config)
