@@ -11,27 +11,35 @@ from potok.sampling.rows import F32, F64
 
 LANES = 16
 
+#: The bits of a float64 that float32 has no room for, and their pattern in the middle between two float32 numbers.
+BELOW_F32, MIDDLE = 0x1FFF_FFFF, 0x1000_0000
+SUBNORMAL = 2.0**-126
+
 
 def fma(a: F32, b: F32, c: F32) -> F32:
     """a * b + c with one rounding, shapes broadcast.
 
-    float64 holds the product exactly, but its sum with c is rounded, and rounding that again to float32 could err in a
-    tie. So the sum is rounded to odd first: where it is not exact, its last bit is made 1 by moving towards the truth.
+    float64 holds the product exactly but rounds the sum. Rounding that to float32 errs only if it lies in the middle
+    of two float32 numbers and the true sum beside it; float32 numbers below 2^-126 have their middles elsewhere.
     """
     product = a.astype(np.float64) * b
     total = np.asarray(product + c)
-    error = _error(product, c.astype(np.float64), total)
-    bits = total.view(np.int64)
-    away_from_zero = (error > 0) == (total > 0)
-    odd = np.where(away_from_zero, bits + 1, bits - 1)
-    inexact = (np.abs(error) > 0) & (bits & 1 == 0)  # false where the sum is not finite
-    return np.where(inexact, odd, bits).view(np.float64).astype(np.float32)
+    unsure = (total.view(np.int64) & BELOW_F32 == MIDDLE) | (np.abs(total) < SUBNORMAL)
+    if unsure.any():
+        addends = (np.broadcast_to(x, total.shape)[unsure] for x in (product, c))
+        total[unsure] = _sum_to_odd(*addends)
+    return total.astype(np.float32)
 
 
-def _error(a: F64, b: F64, total: F64) -> F64:
-    """(a + b) - total, exactly."""
+def _sum_to_odd(a: F64, b: F32) -> F64:
+    """a + b; where float64 cannot hold it, of its two neighbours the one whose last bit is 1: never a middle."""
+    total = a + b
     b_part = total - a
-    return (a - (total - b_part)) + (b - b_part)
+    error = (a - (total - b_part)) + (b - b_part)  # exactly what rounding took away
+    bits = total.view(np.int64)
+    odd = np.where((error > 0) == (total > 0), bits + 1, bits - 1)
+    inexact = (np.abs(error) > 0) & (bits & 1 == 0)
+    return np.where(inexact, odd, bits).view(np.float64)
 
 
 def sum_lanes(x: F32) -> F32:

@@ -57,17 +57,18 @@ class Partial(NamedTuple):
 
 
 def attend(q: F32, positions: I32, k: F16, v: F16) -> F32:
-    """Rows of one request: q [R, H, D], rotated and scaled, at positions [R] -> [R, H, D].
+    """Rows of one request: q [R, H, D], rotated and scaled, at ascending positions [R] -> [R, H, D].
 
-    k, v: [n, H_kv, D] of its tokens 0 to n - 1; a row sees those up to its own position. Head h reads KV head
-    h // (H / H_kv).
+    k, v: [at least n, H_kv, D], of its tokens from 0 on. A row sees those up to its own position, n - 1 is the last.
+    Head h reads KV head h // (H / H_kv).
     """
+    n = positions[-1] + 1
     heads = np.repeat(np.arange(k.shape[1]), q.shape[1] // k.shape[1])
-    keys, values = k[:, heads].astype(np.float32), v[:, heads].astype(np.float32)  # [n, H, D]
+    keys, values = k[:n, heads].astype(np.float32), v[:n, heads].astype(np.float32)  # [n, H, D]
     total = _nothing(q)
-    for begin in range(0, len(keys), SEGMENT):
+    for begin in range(0, n, SEGMENT):
         part = _nothing(q)
-        for start in range(begin, min(begin + SEGMENT, len(keys)), TILE):
+        for start in range(begin, min(begin + SEGMENT, n), TILE):
             rows = positions >= start
             tile = slice(start, start + TILE)
             seen = positions[rows, None] >= np.arange(start, start + len(keys[tile]))

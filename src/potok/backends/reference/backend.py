@@ -143,10 +143,8 @@ class ReferenceBackend:
             keys = self._keys[layer, table].reshape(-1, c.num_kv_heads, c.head_dim)
             values = self._values[layer, table].reshape(-1, c.num_kv_heads, c.head_dim)
             rows = slice(inputs.q_indptr[b], inputs.q_indptr[b + 1])
-            positions = inputs.positions[rows]
-            n = positions[-1] + 1
             heads = q[rows].reshape(-1, c.num_heads, c.head_dim)
-            out[rows] = attend(heads, positions, keys[:n], values[:n]).reshape(len(heads), -1)
+            out[rows] = attend(heads, inputs.positions[rows], keys, values).reshape(len(heads), -1)
         return out
 
 

@@ -65,10 +65,10 @@ class IntegerWeight:
 
 def quantize(x: F32, limit: int) -> tuple[F64, F32, F32]:
     """[R, K] -> whole numbers q float64 [R, G, 32], scales d [R, G], and d * sum(q) [R, G]."""
-    groups = x.reshape(len(x), -1, GROUP)
+    groups = x.reshape(len(x), x.shape[1] // GROUP, GROUP)
     amax = np.abs(groups).max(axis=-1)
     bound = np.float32(limit)
-    inverse = np.where(amax > 0, bound / amax, np.float32(0))
+    inverse = np.divide(bound, amax, out=np.zeros_like(amax), where=amax > 0)
     q = np.rint(groups * inverse[..., None]).astype(np.float64)
     d = amax / bound
     return q, d, d * q.sum(axis=-1).astype(np.float32)
