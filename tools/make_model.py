@@ -184,7 +184,8 @@ def _tensors(shape: Shape, requested: str, rng: np.random.Generator) -> Iterator
         return fixed(name, mean + 0.1 * rng.standard_normal(n))
 
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    residual = 1 / math.sqrt(2 * s.layers)  # keeps the sum over layers near 1
+    # With tied embeddings a weak sum over layers would make the last token its own best successor.
+    residual = 4.0
     yield matrix("token_embd.weight", s.vocab, s.dim, 2.5)
     if s.rope_factors:
         yield fixed("rope_freqs.weight", llama3_rope_factors(s.head_dim, s.rope_theta))
