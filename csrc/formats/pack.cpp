@@ -10,14 +10,19 @@ constexpr int kQ41Bytes = 20;
 // Q8_0, 32 elements in 34 bytes: f16 d, 32 signed bytes.
 constexpr int kQ80Bytes = 34;
 
+// Four bytes of the panel take eight nibbles: k = 8 j + 0..3 low, 8 j + 4..7 high, of the low nibbles of the row's
+// bytes for j = 0, 1 and of the high ones for j = 2, 3.
 void pack_q4_1(const uint8_t* row, int k, int column, uint8_t* panel) {
+    constexpr uint32_t low4 = 0x0f0f0f0f;
     for (int g = 0; g < k / kGroup; g++, row += kQ41Bytes, panel += kP4MBytes) {
         memcpy(panel + 256 + 2 * column, row, 2);
         memcpy(panel + 288 + 2 * column, row + 2, 2);
-        const uint8_t* q = row + 4;
-        for (int i = 0; i < kGroup; i++) {
-            const uint8_t nibble = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
-            panel[64 * (i / 8) + 4 * column + i % 4] |= (uint8_t)(i % 8 < 4 ? nibble : nibble << 4);
+        uint32_t q[4];
+        memcpy(q, row + 4, 16);
+        for (int j = 0; j < 4; j++) {
+            const int shift = j < 2 ? 0 : 4;
+            const uint32_t four = (q[2 * (j % 2)] >> shift & low4) | (q[2 * (j % 2) + 1] >> shift & low4) << 4;
+            memcpy(panel + 64 * j + 4 * column, &four, 4);
         }
     }
 }
@@ -25,12 +30,17 @@ void pack_q4_1(const uint8_t* row, int k, int column, uint8_t* panel) {
 void pack_q8_0(const uint8_t* row, int k, int column, uint8_t* panel) {
     for (int g = 0; g < k / kGroup; g++, row += kQ80Bytes, panel += kP8Bytes) {
         memcpy(panel + 512 + 2 * column, row, 2);
-        for (int i = 0; i < kGroup; i++) panel[32 * (i / 2) + 2 * column + i % 2] = row[2 + pair_k(i / 2, i % 2)];
+        for (int pair = 0; pair < kGroup / 2; pair++) {
+            const uint8_t two[2] = {row[2 + pair_k(pair, 0)], row[2 + pair_k(pair, 1)]};
+            memcpy(panel + 32 * pair + 2 * column, two, 2);
+        }
     }
 }
 
-void pack_float(const uint8_t* row, int k, int bytes, int column, uint8_t* panel) {
-    for (int i = 0; i < k; i++) memcpy(panel + ((size_t)i * kPanel + column) * bytes, row + (size_t)i * bytes, bytes);
+template <class T>
+void pack_float(const uint8_t* row, int k, int column, uint8_t* panel) {
+    for (int i = 0; i < k; i++)
+        memcpy(panel + ((size_t)i * kPanel + column) * sizeof(T), row + i * sizeof(T), sizeof(T));
 }
 
 }  // namespace
@@ -91,10 +101,10 @@ void pack_panels(Source source, const uint8_t* rows, int n, int k, int panel0, i
                     pack_q8_0(row, k, c, panel);
                     break;
                 case Source::F16:
-                    pack_float(row, k, 2, c, panel);
+                    pack_float<uint16_t>(row, k, c, panel);
                     break;
                 case Source::F32:
-                    pack_float(row, k, 4, c, panel);
+                    pack_float<float>(row, k, c, panel);
                     break;
             }
         }
