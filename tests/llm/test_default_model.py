@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,9 +38,11 @@ def test_answers_in_a_batch_equal_those_alone(llm: LLM) -> None:
     assert [a.outputs for a in together] == [a.outputs for a in alone]
 
 
+POTOK = [sys.executable, "-c", "from potok.cli import main; main()"]
+
+
 def potok(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from potok.cli import main; main()", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*POTOK, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_question_on_stdin() -> None:
@@ -47,20 +51,29 @@ def test_a_question_on_stdin() -> None:
     assert "tok/s" in done.stderr
 
 
-def test_a_file_of_requests(tmp_path: Path) -> None:
+def test_a_file_of_requests_in_two_runs(tmp_path: Path) -> None:
+    """The first is interrupted when it has answered one line, or a little later."""
     body = {"messages": JAPAN, "max_tokens": 24, "temperature": 0}
-    lines = [json.dumps({"custom_id": f"r{i}", "url": "/v1/chat/completions", "body": body}) for i in range(5)]
+    lines = [json.dumps({"custom_id": f"r{i}", "url": "/v1/chat/completions", "body": body}) for i in range(6)]
     requests, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("\n".join([*lines, "no json"]))
-    command = ("run", str(requests), "-o", str(out), "--max-model-len", "512")
-    done = potok(*command)
-    assert done.returncode == 0, done.stderr
-    assert "5 answered, 1 no requests" in done.stderr
-    written = out.read_bytes()
-    records = [json.loads(line) for line in written.splitlines()]
+    command = ("run", str(requests), "-o", str(out), "--max-model-len", "512", "--max-num-seqs", "1")
+    first = subprocess.Popen([*POTOK, *command], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (out.exists() and b'"status_code":200' in out.read_bytes()):
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=60)
+    assert (first.returncode, "run the same command to go on" in said) == (130, True), said
+    assert len(out.read_bytes().splitlines()) < 7
+    second = potok(*command)
+    assert second.returncode == 0, second.stderr
+    records = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert sorted(record["id"] for record in records) == [f"line-{i}" for i in range(1, 8)]
     texts = [r["response"]["body"]["choices"][0]["message"]["content"] for r in records if r["response"]]
-    assert texts == [TOKYO] * 5
-    out.write_bytes(written[:-40])
-    done = potok(*command)
-    assert (done.returncode, "5 done before" in done.stderr or "4 done before" in done.stderr) == (0, True)
-    assert sorted(r["id"] for r in map(json.loads, out.read_bytes().splitlines())) == [f"line-{i}" for i in range(1, 7)]
+    assert texts == [TOKYO] * 6
+    written = out.read_bytes()
+    third = potok(*command)
+    assert (third.returncode, "7 done before" in third.stderr, out.read_bytes()) == (0, True, written)

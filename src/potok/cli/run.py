@@ -70,9 +70,13 @@ def run(
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     tally = Tally()
     start = perf_counter()
-    with OutputFile(output) as records, _bar(console, count_requests(requests)) as show:
+    total = count_requests(requests)
+    with OutputFile(output) as records, _bar(console, total) as show:
         try:
-            asyncio.run(_run(config, requests, records, tally, show))
+            if all(map(records.holds, read_requests(requests))):
+                tally.kept = total  # no model is loaded for nothing
+            else:
+                asyncio.run(_run(config, requests, records, tally, show))
         except KeyboardInterrupt:
             console.print("stopped; run the same command to go on")
             raise
