@@ -12,7 +12,7 @@ from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile, Tensor
 
 #: Formats that are packed as they are; ids as in the file (csrc/formats/pack.h).
-_PACKED = ("F32", "F16", "Q4_1", "Q8_0")
+PACKED = ("F32", "F16", "Q4_1", "Q8_0")
 _F32_ID = 0
 
 
@@ -45,7 +45,7 @@ class WeightLoader:
 
     def _add(self, name: str, tensor: Tensor) -> int:
         _, k = tensor.shape
-        if tensor.type.name in _PACKED:
+        if tensor.type.name in PACKED:
             return self._replay.add_weight(tensor.type.id, int(self.activation(name)), k, tensor.data)
         values = dequantize(tensor.type, tensor.data)
         self._expanded[tensor.type.name] += 1
