@@ -37,7 +37,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("shape", "format", "activation_bits", "bound"),
     [
-        ("tiny-llama", "Q4_1", 8, 2e-2),
+        ("tiny-llama", "Q4_1", 8, 4e-2),
         ("tiny-llama", "Q4_1", 16, 1e-3),
         ("tiny-llama", "Q8_0", 8, 1e-3),
         ("tiny-llama", "F16", 8, 1e-3),
@@ -58,7 +58,7 @@ def test_logits_are_near_float64(tmp_path: Path, shape: str, format: str, activa
     error = relative_error(got, want)
     assert error < bound, error
     if activation_bits == 8 and format == "Q4_1":
-        assert error > 1e-3, "8-bit activations were not used"
+        assert error > 4e-3, "8-bit activations were not used"
 
 
 def serve(
