@@ -38,13 +38,13 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     ("shape", "format", "activation_bits", "bound"),
     [
         ("tiny-llama", "Q4_1", 8, 4e-2),
-        ("tiny-llama", "Q4_1", 16, 1e-3),
-        ("tiny-llama", "Q8_0", 8, 1e-3),
-        ("tiny-llama", "F16", 8, 1e-3),
-        ("tiny-llama", "Q5_0", 8, 1e-3),
-        ("tiny-llama-64", "F32", 8, 1e-3),
-        ("tiny-llama-256", "Q4_K_M", 8, 1e-3),
-        ("tiny-qwen2", "Q4_1", 16, 1e-3),
+        ("tiny-llama", "Q4_1", 16, 2e-3),
+        ("tiny-llama", "Q8_0", 8, 2e-3),
+        ("tiny-llama", "F16", 8, 2e-3),
+        ("tiny-llama", "Q5_0", 8, 2e-3),
+        ("tiny-llama-64", "F32", 8, 2e-3),
+        ("tiny-llama-256", "Q4_K_M", 8, 2e-3),
+        ("tiny-qwen2", "Q4_1", 16, 2e-3),
     ],
 )
 def test_logits_are_near_float64(tmp_path: Path, shape: str, format: str, activation_bits: int, bound: float) -> None:
