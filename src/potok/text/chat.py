@@ -44,8 +44,8 @@ class ChatTemplate:
                 self._template = environment.from_string(template)
             except (TemplateSyntaxError, RecursionError) as error:
                 self._problem = f"has a chat template that is not valid ({error})"
-        self._facts = TemplateFacts(tree)
-        self._guard = Guard(self._spellings.ids, self._facts.literals, self._facts.names)
+        self._facts = facts = TemplateFacts(tree)
+        self._guard = Guard(self._spellings.ids, facts.printed, facts.constants, facts.names)
         self._special = {
             name: tokenizer.token_bytes(token).decode("utf-8", "replace")
             for name, token in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
@@ -73,7 +73,7 @@ class ChatTemplate:
             )
         check_arguments(kwargs)
         plain = normalise(
-            messages, knows_developer="developer" in self._facts.literals, knows_null=self._facts.knows_null
+            messages, knows_developer="developer" in self._facts.constants, knows_null=self._facts.knows_null
         )
         try:
             mark = self._mark([plain, tools, kwargs])

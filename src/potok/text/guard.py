@@ -13,7 +13,7 @@ split at the spellings that are left, and the marks are dropped from the rest be
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 #: Code points that Unicode reserves for use inside a program.
@@ -30,56 +30,56 @@ class Guard:
     start of users' text is marked too.
     """
 
-    def __init__(self, spellings: Collection[str], literals: Collection[str], names: Collection[str]) -> None:
-        """spellings: of control tokens. literals: text in the template. names: the fields that it reads."""
+    def __init__(
+        self, spellings: Collection[str], printed: Collection[str], constants: Collection[str], names: Collection[str]
+    ) -> None:
+        """spellings: of control tokens. printed, constants, names: see TemplateFacts."""
         bare = {spelling.lstrip() or spelling for spelling in spellings}
-        beginnings = {text[:size] for text in bare for size in range(1, len(text) + 1)}
         longest = max(map(len, bare), default=0)
+        beginnings = {text[:size] for text in bare for size in range(1, len(text))}
+        endings = {text[start:] for text in bare for start in range(1, len(text))}
         self._triggers = frozenset(text[0] for text in bare)
-        sought = [
-            text for text in literals if not self._triggers.isdisjoint(text) and _harmless(text, beginnings, bare)
-        ]
-        self._sought = frozenset(sought)
-        alternatives = [*map(re.escape, sorted(sought, key=len, reverse=True)), *map(re.escape, sorted(self._triggers))]
-        self._search = re.compile("|".join(alternatives)) if self._triggers else None
-        self._own = frozenset(literals) | frozenset(names)
-        self._marks_starts = any(text[-size:] in beginnings for text in literals for size in range(1, longest) if text)
+
+        def harmless(constant: str) -> bool:
+            """No control spelling begins inside, neither wholly nor up to the end of the constant."""
+            starts = [start for start, char in enumerate(constant) if char in self._triggers]
+            parts = (constant[start : start + size] for start in starts for size in range(1, longest + 1))
+            return bare.isdisjoint(parts) and beginnings.isdisjoint(constant[start:] for start in starts)
+
+        def completes(constant: str) -> bool:
+            """Behind the beginning of a control spelling, the constant could go on with it, or finish it."""
+            heads = (constant[:size] for size in range(1, longest))
+            return not endings.isdisjoint(heads) or any(constant in text for text in bare)
+
+        self._sought = frozenset(c for c in constants if not self._triggers.isdisjoint(c) and harmless(c))
+        found = [*sorted(self._sought, key=len, reverse=True), *sorted(self._triggers)]
+        self._search = re.compile("|".join(map(re.escape, found))) if found else None
+        self._keys = frozenset([*constants, *names])
+        self._compared = frozenset(constant for constant in constants if not completes(constant))
+        ends = (text[-size:] for text in [*printed, *constants] for size in range(1, longest))
+        self._marks_starts = not beginnings.isdisjoint(ends)
 
     def protect(self, value: Any, mark: str) -> Any:
         """A copy of JSON-like data with every string marked, keys included."""
-        search = self._search
-        if search is None:
-            return value
+        if isinstance(value, str):
+            return self._protect_text(value, mark, self._compared)
+        if isinstance(value, dict):
+            return {
+                self._protect_text(key, mark, self._keys) if isinstance(key, str) else key: self.protect(item, mark)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.protect(item, mark) for item in value]
+        return value
 
-        def one(text: str) -> str:
-            if not self._triggers.isdisjoint(text):
-                text = search.sub(lambda found: found[0] if found[0] in self._sought else found[0] + mark, text)
-            if self._marks_starts and text not in self._own:
-                body = text.lstrip()
-                text = text[: len(text) - len(body)] + mark + body if body else text
-            return text
-
-        return map_strings(value, one)
-
-
-def _harmless(literal: str, beginnings: Collection[str], bare: Collection[str]) -> bool:
-    """No control spelling begins inside, neither wholly nor up to the end of the literal."""
-    for start in range(len(literal)):
-        tail = literal[start:]
-        if tail in beginnings or any(tail[:size] in bare for size in range(1, len(tail) + 1)):
-            return False
-    return True
-
-
-def map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of JSON-like data with every string changed, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {map_strings(key, change): map_strings(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [map_strings(item, change) for item in value]
-    return value
+    def _protect_text(self, text: str, mark: str, known: Collection[str]) -> str:
+        """known: texts that the template compares with, whose start is therefore not marked."""
+        if self._search is not None and not self._triggers.isdisjoint(text):
+            text = self._search.sub(lambda found: found[0] if found[0] in self._sought else found[0] + mark, text)
+        if self._marks_starts and text not in known:
+            body = text.lstrip()
+            text = text[: len(text) - len(body)] + mark + body if body else text
+        return text
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -8,19 +8,19 @@ from itertools import groupby
 
 from potok.errors import LoadError
 
+#: Groups within groups of the search pattern, well below what Python's recursion allows.
+MAX_DEPTH = 50
+
 
 class Spellings:
     """A fixed set of spellings, each with an id; splits text at them, leftmost first, the longest where several fit."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
-        """Raises LoadError when the spellings are too entangled to search for."""
+        """Raises LoadError for spellings that cannot be searched for."""
         self.ids = dict(ids)
         if "" in self.ids:
             raise LoadError(f"tokenizer.ggml.tokens[{self.ids['']}]: a control token with an empty spelling.")
-        try:
-            self._search = re.compile(_pattern(sorted(self.ids))) if self.ids else None
-        except (RecursionError, OverflowError) as error:
-            raise LoadError("tokenizer.ggml.tokens: too many control tokens begin with each other.") from error
+        self._search = re.compile(_pattern(sorted(self.ids), 0)) if self.ids else None
 
     def split(self, text: str) -> Iterator[str | int]:
         """Text between spellings (never empty) and the ids of spellings, in order."""
@@ -35,8 +35,10 @@ class Spellings:
             yield text[start:]
 
 
-def _pattern(words: Iterable[str]) -> str:
+def _pattern(words: Iterable[str], depth: int) -> str:
     """A regular expression for sorted words that shares their beginnings: a search does not try them one by one."""
+    if depth > MAX_DEPTH:
+        raise LoadError(f"tokenizer.ggml.tokens: more than {MAX_DEPTH} control tokens begin with each other.")
     branches = []
     for _, group in groupby(words, key=lambda word: word[:1]):
         same = list(group)
@@ -48,7 +50,7 @@ def _pattern(words: Iterable[str]) -> str:
             branches.append(re.escape(head))
         else:
             # Greedy: a longer word is tried before the one that ends here.
-            branches.append(f"{re.escape(head)}(?:{_pattern(tails)})" + ("?" if tails[0] == "" else ""))
+            branches.append(f"{re.escape(head)}(?:{_pattern(tails, depth + 1)})" + ("?" if tails[0] == "" else ""))
     return "|".join(branches)
 
 

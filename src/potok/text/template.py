@@ -61,13 +61,13 @@ def raise_exception(message: str) -> NoReturn:
 class TemplateFacts:
     """What the text of a template says about it, before it is run.
 
-    literals: all strings in it, printed or compared. names: the attributes that it reads. knows_null: it asks whether
-    something is none.
+    printed: the text between its tags. constants: the strings inside its tags, to be printed or compared with. names:
+    the attributes that it reads. knows_null: it asks whether something is none.
     """
 
     def __init__(self, tree: nodes.Template) -> None:
         constants = [node.value for node in tree.find_all(nodes.Const)]
-        data = [node.data for node in tree.find_all(nodes.TemplateData)]
-        self.literals = frozenset(text for text in [*constants, *data] if isinstance(text, str))
+        self.printed = frozenset(node.data for node in tree.find_all(nodes.TemplateData))
+        self.constants = frozenset(value for value in constants if isinstance(value, str))
         self.names = frozenset(node.attr for node in tree.find_all(nodes.Getattr))
         self.knows_null = None in constants or any(node.name == "none" for node in tree.find_all(nodes.Test))
