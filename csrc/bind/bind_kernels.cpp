@@ -81,11 +81,12 @@ void swiglu(const std::string& isa, Vector<const float> gate, Vector<const float
 }
 
 void rope_kv(const std::string& isa, Vector<const float> qkv, Vector<const float> cos_sin, int heads, int kv_heads,
-             int block_size, int slot, bool halves, Vector<float> q, Vector<uint16_t> kv) {
+             int block_size, int slot, bool halves, Vector<float> q, Vector<uint8_t> kv, int kv_type) {
     RopeTask t{};
     t.qkv = qkv.data();
     t.q = q.data();
     t.kv = kv.data();
+    t.kv_type = (KvType)kv_type;
     t.slot = slot;
     t.cos_sin = cos_sin.data();
     t.num_heads = heads;
@@ -98,14 +99,15 @@ void rope_kv(const std::string& isa, Vector<const float> qkv, Vector<const float
     kernels_of(isa).rope_kv(t);
 }
 
-void attention(const std::string& isa, Matrix<const float> q, Matrix<const uint16_t> kv, Vector<const int32_t> blocks,
+void attention(const std::string& isa, Matrix<const float> q, Matrix<const uint8_t> kv, Vector<const int32_t> blocks,
                int kv_heads, int head_dim, int block_size, int position, Matrix<float> out, int rows_per_task,
-               int repeat) {
+               int kv_type, int repeat) {
     const Kernels& kernels = kernels_of(isa);
     AttentionTask t{};
     t.q = q.data();
     t.ld_q = (int)q.shape(1);
     t.kv = kv.data();
+    t.kv_type = (KvType)kv_type;
     t.block_stride = kv.shape(1);
     t.blocks = blocks.data();
     t.block_size = block_size;
@@ -141,9 +143,9 @@ void bind_kernels(nb::module_& m) {
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
     k.def("swiglu", &swiglu, "isa"_a, "gate"_a, "up"_a, "out"_a);
     k.def("rope_kv", &rope_kv, "isa"_a, "qkv"_a, "cos_sin"_a, "heads"_a, "kv_heads"_a, "block_size"_a, "slot"_a,
-          "halves"_a, "q"_a, "kv"_a);
+          "halves"_a, "q"_a, "kv"_a, "kv_type"_a = 0);
     k.def("attention", &attention, "isa"_a, "q"_a, "kv"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a,
-          "position"_a, "out"_a, "rows_per_task"_a, "repeat"_a = 1);
+          "position"_a, "out"_a, "rows_per_task"_a, "kv_type"_a = 0, "repeat"_a = 1);
     bind_sampling(k);
 }
 

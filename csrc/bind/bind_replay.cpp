@@ -126,10 +126,10 @@ void bind_replay(nb::module_& m) {
         .def("set_plan", &set_plan, "sizes"_a, "rope_halves"_a, "norm_eps"_a, "places"_a, "ops"_a, "logits"_a)
         .def(
             "allocate",
-            [](Replay& self, int num_blocks, int block_size, Matrix<const float> cos_sin) {
-                self.allocate(num_blocks, block_size, cos_sin.data(), (int)cos_sin.shape(0));
+            [](Replay& self, int num_blocks, int block_size, int kv_type, Matrix<const float> cos_sin) {
+                self.allocate(num_blocks, block_size, (KvType)kv_type, cos_sin.data(), (int)cos_sin.shape(0));
             },
-            "num_blocks"_a, "block_size"_a, "cos_sin"_a)
+            "num_blocks"_a, "block_size"_a, "kv_type"_a, "cos_sin"_a)
         .def("step", &step)
         .def("unpack", &unpack, "weight"_a, "out"_a, "A packed weight as float32 [n, k].")
         .def(

@@ -1,4 +1,4 @@
-// Causal attention of some rows of one segment for one KV head, over paged f16 K and V.
+// Causal attention of some rows of one segment for one KV head, over paged K and V of element type T.
 //
 // A query row is (token, head of the group); all query rows of the task visit the tiles of 64 tokens in ascending
 // order, so a tile is read from memory once. Per row the order of operations depends on absolute positions only:
@@ -7,15 +7,22 @@
 // are replaced, and the sum over values stops before them.
 // Included inside the namespace of an ISA, after lanes.h and math.inl.
 
+static inline Lanes load_kv(const uint16_t* p) {
+    return load_f16(p);
+}
+static inline Lanes load_kv(const float* p) {
+    return load(p);
+}
+
 // s[r * 64 + t] = q[r] . k[t] for 16 * N tokens of one block; k points at [head_dim][block_size], first token.
-template <int Rows, int N>
-static inline void score_tokens(const float* const* q, const uint16_t* k, int block_size, int head_dim, float* s) {
+template <class T, int Rows, int N>
+static inline void score_tokens(const float* const* q, const T* k, int block_size, int head_dim, float* s) {
     Lanes c[Rows][N];
     for (int r = 0; r < Rows; r++)
         for (int j = 0; j < N; j++) c[r][j] = set1(0);
     for (int d = 0; d < head_dim; d++) {
         Lanes key[N];
-        for (int j = 0; j < N; j++) key[j] = load_f16(k + (size_t)d * block_size + 16 * j);
+        for (int j = 0; j < N; j++) key[j] = load_kv(k + (size_t)d * block_size + 16 * j);
         for (int r = 0; r < Rows; r++) {
             const Lanes x = broadcast(q[r] + d);
             for (int j = 0; j < N; j++) c[r][j] = fma(x, key[j], c[r][j]);
@@ -26,14 +33,14 @@ static inline void score_tokens(const float* const* q, const uint16_t* k, int bl
 }
 
 // out[r] += sum over t in [0, tokens) of p[r * 64 + t] * v[t], for 16 * N of the head's elements.
-template <int Rows, int N>
-static inline void add_values(const float* p, const uint16_t* v, int tokens, int head_dim, float* const* out, int d) {
+template <class T, int Rows, int N>
+static inline void add_values(const float* p, const T* v, int tokens, int head_dim, float* const* out, int d) {
     Lanes c[Rows][N];
     for (int r = 0; r < Rows; r++)
         for (int j = 0; j < N; j++) c[r][j] = load(out[r] + d + 16 * j);
     for (int t = 0; t < tokens; t++) {
         Lanes value[N];
-        for (int j = 0; j < N; j++) value[j] = load_f16(v + (size_t)t * head_dim + d + 16 * j);
+        for (int j = 0; j < N; j++) value[j] = load_kv(v + (size_t)t * head_dim + d + 16 * j);
         for (int r = 0; r < Rows; r++) {
             const Lanes x = broadcast(p + r * kTileTokens + t);
             for (int j = 0; j < N; j++) c[r][j] = fma(x, value[j], c[r][j]);
@@ -54,28 +61,29 @@ static inline RowState row_state(const AttentionTask& t, int row) {
     return {p, p + t.head_dim, p + 2 * t.head_dim};
 }
 
-static inline const uint16_t* block_keys(const AttentionTask& t, int token) {
-    const int block = t.blocks[token / t.block_size];
-    return t.kv + (size_t)block * t.block_stride + (size_t)t.kv_head * 2 * t.block_size * t.head_dim;
+template <class T>
+static inline const T* block_keys(const AttentionTask& t, int token) {
+    const uint8_t* block = t.kv + (size_t)t.blocks[token / t.block_size] * t.block_stride;
+    return (const T*)block + (size_t)t.kv_head * 2 * t.block_size * t.head_dim;
 }
 
 // Values of tokens [begin, end) of the tile at `start`, for `Rows` rows whose weights are at p.
-template <int Rows>
+template <class T, int Rows>
 static inline void tile_values(const AttentionTask& t, const float* p, int start, int begin, int end,
                                float* const* out) {
     constexpr int N = Rows <= 3 ? 2 : 1;
     for (int at = begin; at < end;) {
         const int slot = (start + at) % t.block_size;
         const int n = t.block_size - slot < end - at ? t.block_size - slot : end - at;
-        const uint16_t* v = block_keys(t, start + at) + (size_t)(t.block_size + slot) * t.head_dim;
+        const T* v = block_keys<T>(t, start + at) + (size_t)(t.block_size + slot) * t.head_dim;
         int d = 0;
-        for (; d + 16 * N <= t.head_dim; d += 16 * N) add_values<Rows, N>(p + at, v, n, t.head_dim, out, d);
-        for (; d < t.head_dim; d += 16) add_values<Rows, 1>(p + at, v, n, t.head_dim, out, d);
+        for (; d + 16 * N <= t.head_dim; d += 16 * N) add_values<T, Rows, N>(p + at, v, n, t.head_dim, out, d);
+        for (; d < t.head_dim; d += 16) add_values<T, Rows, 1>(p + at, v, n, t.head_dim, out, d);
         at += n;
     }
 }
 
-template <int Rows>
+template <class T, int Rows>
 static void attend_tile(const AttentionTask& t, int first, int start) {
     constexpr int N = Rows <= 3 ? 2 : 1;
     const float* q[Rows];
@@ -99,12 +107,12 @@ static void attend_tile(const AttentionTask& t, int first, int start) {
     float* s = t.scratch;
     for (int at = 0; at < most;) {
         const int slot = (start + at) % t.block_size;
-        const uint16_t* k = block_keys(t, start + at) + slot;
+        const T* k = block_keys<T>(t, start + at) + slot;
         if (N == 2 && t.block_size >= 32) {
-            score_tokens<Rows, N>(q, k, t.block_size, t.head_dim, s + at);
+            score_tokens<T, Rows, N>(q, k, t.block_size, t.head_dim, s + at);
             at += 16 * N;
         } else {
-            score_tokens<Rows, 1>(q, k, t.block_size, t.head_dim, s + at);
+            score_tokens<T, Rows, 1>(q, k, t.block_size, t.head_dim, s + at);
             at += 16;
         }
     }
@@ -147,9 +155,9 @@ static void attend_tile(const AttentionTask& t, int first, int start) {
         }
     }
 
-    tile_values<Rows>(t, s, start, 0, least, out);
+    tile_values<T, Rows>(t, s, start, 0, least, out);
     for (int r = 0; r < Rows; r++) {
-        if (tokens[r] > least) tile_values<1>(t, s + r * kTileTokens, start, least, tokens[r], out + r);
+        if (tokens[r] > least) tile_values<T, 1>(t, s + r * kTileTokens, start, least, tokens[r], out + r);
     }
 }
 
@@ -179,7 +187,8 @@ static void end_segment(const AttentionTask& t, int rows, int start) {
     }
 }
 
-static void attention(const AttentionTask& t) {
+template <class T>
+static void attention_of(const AttentionTask& t) {
     const int rows = (t.row1 - t.row0) * t.group, last = t.position + t.row1 - t.row0 - 1;
     for (int i = 0; i < rows; i++) {
         const RowState s = row_state(t, i);
@@ -191,22 +200,22 @@ static void attention(const AttentionTask& t) {
         begin_segment(t, rows);
         for (int start = segment; start < segment + kSegmentTokens && start <= last; start += kTileTokens) {
             int first = 0;
-            for (; first + kTileRows <= rows; first += kTileRows) attend_tile<kTileRows>(t, first, start);
+            for (; first + kTileRows <= rows; first += kTileRows) attend_tile<T, kTileRows>(t, first, start);
             switch (rows - first) {
                 case 5:
-                    attend_tile<5>(t, first, start);
+                    attend_tile<T, 5>(t, first, start);
                     break;
                 case 4:
-                    attend_tile<4>(t, first, start);
+                    attend_tile<T, 4>(t, first, start);
                     break;
                 case 3:
-                    attend_tile<3>(t, first, start);
+                    attend_tile<T, 3>(t, first, start);
                     break;
                 case 2:
-                    attend_tile<2>(t, first, start);
+                    attend_tile<T, 2>(t, first, start);
                     break;
                 case 1:
-                    attend_tile<1>(t, first, start);
+                    attend_tile<T, 1>(t, first, start);
                     break;
                 default:
                     break;
@@ -220,5 +229,16 @@ static void attention(const AttentionTask& t) {
         float* out = t.out + (size_t)(t.row0 + i / t.group) * t.ld_out + head * t.head_dim;
         const Lanes sum = set1(s.stats[3]);
         for (int d = 0; d < t.head_dim; d += 16) store(out + d, div(load(s.total + d), sum));
+    }
+}
+
+static void attention(const AttentionTask& t) {
+    switch (t.kv_type) {
+        case KvType::F16:
+            attention_of<uint16_t>(t);
+            break;
+        case KvType::F32:
+            attention_of<float>(t);
+            break;
     }
 }

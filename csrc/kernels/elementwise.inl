@@ -33,8 +33,14 @@ static void rms_norm(const float* x, const float* weight, int cols, float eps, f
 }
 
 // One scale per 32: d = amax / limit, q = round(a * (limit / amax)), s = d * sum(q).
+// A group that holds NaN or infinity gets q = 0 and d = NaN, so that the row's logits show it.
 static inline void quantize_group(const float* x, float limit, int32_t* q, float* d, float* s) {
-    const Lanes a = load(x), b = load(x + 16);
+    const Lanes a = load(x), b = load(x + 16), most = set1(3.40282347e38f);
+    if ((bits(greater_equal(most, abs(a))) & bits(greater_equal(most, abs(b)))) != 0xffff) {
+        memset(q, 0, kGroup * sizeof(int32_t));
+        *d = *s = __builtin_nanf("");
+        return;
+    }
     const float amax = max_tree(max(abs(a), abs(b)));
     const Lanes inverse = set1(amax > 0 ? limit / amax : 0);
     store_i32(q, round_even(mul(a, inverse)));
@@ -95,6 +101,30 @@ static inline void rotate_head(const float* in, const float* cos_sin, int head_d
     for (int i = rope_dim; i < head_dim; i++) out[i] = in[i];
 }
 
+static inline void store_kv(uint16_t* p, Lanes a) {
+    store_f16(p, a);
+}
+static inline void store_kv(float* p, Lanes a) {
+    store(p, a);
+}
+
+template <class T>
+static void write_kv(const RopeTask& t) {
+    const int d = t.head_dim;
+    float rotated[kMaxHeadDim];
+    T stored[kMaxHeadDim];
+    for (int h = 0; h < t.num_kv_heads; h++) {
+        const float* key = t.qkv + (t.num_heads + h) * d;
+        const float* value = t.qkv + (t.num_heads + t.num_kv_heads + h) * d;
+        T* k = (T*)t.kv + (size_t)h * 2 * t.block_size * d;
+        T* v = k + (size_t)t.block_size * d + (size_t)t.slot * d;
+        rotate_head(key, t.cos_sin, d, t.rope_dim, t.halves, rotated);
+        for (int i = 0; i < d; i += 16) store_kv(stored + i, load(rotated + i));
+        for (int i = 0; i < d; i++) k[(size_t)i * t.block_size + t.slot] = stored[i];
+        for (int i = 0; i < d; i += 16) store_kv(v + i, load(value + i));
+    }
+}
+
 static void rope_kv(const RopeTask& t) {
     const int d = t.head_dim;
     for (int h = 0; h < t.num_heads; h++) {
@@ -102,17 +132,10 @@ static void rope_kv(const RopeTask& t) {
         rotate_head(t.qkv + h * d, t.cos_sin, d, t.rope_dim, t.halves, out);
         for (int i = 0; i < d; i++) out[i] = out[i] * t.scale;
     }
-    float rotated[kMaxHeadDim];
-    uint16_t half[kMaxHeadDim];
-    for (int h = 0; h < t.num_kv_heads; h++) {
-        const float* key = t.qkv + (t.num_heads + h) * d;
-        const float* value = t.qkv + (t.num_heads + t.num_kv_heads + h) * d;
-        uint16_t* k = t.kv + (size_t)h * 2 * t.block_size * d;
-        uint16_t* v = k + (size_t)t.block_size * d + (size_t)t.slot * d;
-        rotate_head(key, t.cos_sin, d, t.rope_dim, t.halves, rotated);
-        for (int i = 0; i < d; i += 16) store_f16(half + i, load(rotated + i));
-        for (int i = 0; i < d; i++) k[(size_t)i * t.block_size + t.slot] = half[i];
-        for (int i = 0; i < d; i += 16) store_f16(v + i, load(value + i));
+    if (t.kv_type == KvType::F16) {
+        write_kv<uint16_t>(t);
+    } else {
+        write_kv<float>(t);
     }
 }
 

@@ -67,13 +67,17 @@ struct LinearTask {
     int32_t ld_residual;
 };
 
-// KV is f16. A block holds all layers, so that it is one run of memory: block b of this layer, head h, lies at
-// kv + b * block_stride + h * 2 * block_size * head_dim: K transposed [head_dim][block_size], V [block_size][head_dim].
+// Element type of K and V in memory.
+enum class KvType : int32_t { F16 = 0, F32 = 1 };
+
+// A block holds all layers, so that it is one run of memory. In block b of this layer, at kv + b * block_stride bytes,
+// heads follow each other: K transposed [head_dim][block_size], then V [block_size][head_dim].
 struct AttentionTask {
     const float* q;  // [rows][num_heads * head_dim], rotated and scaled
     int32_t ld_q;
-    const uint16_t* kv;  // of the layer
-    size_t block_stride;
+    const uint8_t* kv;  // of the layer
+    KvType kv_type;
+    size_t block_stride;    // bytes
     const int32_t* blocks;  // the segment's block table
     int32_t block_size, head_dim, num_kv_heads, kv_head, group;
     int32_t row0, row1;  // rows (tokens) of q and of out
@@ -86,7 +90,8 @@ struct AttentionTask {
 struct RopeTask {
     const float* qkv;  // one row: q heads, k heads, v heads
     float* q;          // one row, out
-    uint16_t* kv;      // of the layer and block
+    uint8_t* kv;       // of the layer and block
+    KvType kv_type;
     int32_t slot;
     const float* cos_sin;  // [rope_dim / 2] cosines, then as many sines, of this position
     int32_t num_heads, num_kv_heads, head_dim, rope_dim, block_size;

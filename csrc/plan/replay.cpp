@@ -79,24 +79,23 @@ void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector
     sample_scratch_.assign(pool_.size(), std::vector<uint8_t>(sample_scratch_bytes(shape.vocab) + kAlign));
 }
 
-void Replay::allocate(int num_blocks, int block_size, const float* cos_sin, int max_positions) {
-    layer_stride_ = (size_t)shape_.kv_heads * 2 * block_size * shape_.head_dim;
+void Replay::allocate(int num_blocks, int block_size, KvType kv_type, const float* cos_sin, int max_positions) {
+    kv_type_ = kv_type;
+    layer_stride_ = (size_t)shape_.kv_heads * 2 * block_size * shape_.head_dim * (kv_type == KvType::F16 ? 2 : 4);
     block_stride_ = layer_stride_ * shape_.layers;
     block_size_ = block_size;
     num_blocks_ = num_blocks;
     kv_arena_.reset(new Arena());
-    kv_ = reinterpret_cast<uint16_t*>(kv_arena_->allocate(block_stride_ * num_blocks * sizeof(uint16_t)));
+    kv_ = kv_arena_->allocate(block_stride_ * num_blocks);
     cos_sin_.assign(cos_sin, cos_sin + (size_t)max_positions * shape_.rope_dim);
 }
 
 void Replay::poison(const int32_t* blocks, int n) {
-    for (int i = 0; i < n; i++) {
-        uint16_t* block = kv_ + (size_t)blocks[i] * block_stride_;
-        std::fill(block, block + block_stride_, (uint16_t)0x7e00);
-    }
+    // All bits set is NaN in every float type.
+    for (int i = 0; i < n; i++) memset(kv_ + (size_t)blocks[i] * block_stride_, 0xff, block_stride_);
 }
 
-uint16_t* Replay::layer_kv(int block, int layer) const {
+uint8_t* Replay::layer_kv(int block, int layer) const {
     return kv_ + (size_t)block * block_stride_ + (size_t)layer * layer_stride_;
 }
 
@@ -221,6 +220,7 @@ void Replay::run_op(int index, int worker) {
                 t.qkv = in.acts.f32 + (size_t)r * in.ld;
                 t.q = out.acts.f32 + (size_t)r * out.ld;
                 t.kv = layer_kv(block, op.layer);
+                t.kv_type = kv_type_;
                 t.slot = position % block_size_;
                 t.cos_sin = cos_sin_.data() + (size_t)position * shape_.rope_dim;
                 kernels_.rope_kv(t);
@@ -304,6 +304,7 @@ void Replay::run_attention(const Op& op, Cursor& cursor, int worker) {
     t.q = in.acts.f32;
     t.ld_q = in.ld;
     t.kv = kv_ + (size_t)op.layer * layer_stride_;
+    t.kv_type = kv_type_;
     t.block_stride = block_stride_;
     t.block_size = block_size_;
     t.head_dim = shape_.head_dim;

@@ -52,7 +52,7 @@ class Replay {
     int add_vector(const float* values, int n);
     void set_plan(const Shape& shape, std::vector<Place> places, std::vector<Op> ops, int logits);
     // cos_sin: [max_positions][rope_dim]: cosines then sines.
-    void allocate(int num_blocks, int block_size, const float* cos_sin, int max_positions);
+    void allocate(int num_blocks, int block_size, KvType kv_type, const float* cos_sin, int max_positions);
 
     void step(const StepView& step);
 
@@ -83,7 +83,7 @@ class Replay {
     void run_attention(const Op& op, Cursor& cursor, int worker);
     void sample(Cursor& cursor, int worker);
     void emit(const Rows& place, int row, const float* x, int first, int cols);
-    uint16_t* layer_kv(int block, int layer) const;
+    uint8_t* layer_kv(int block, int layer) const;
 
     const Kernels& kernels_;
     Pool pool_;
@@ -97,8 +97,9 @@ class Replay {
     int logits_ = -1;
 
     std::unique_ptr<Arena> kv_arena_;
-    uint16_t* kv_ = nullptr;
-    size_t block_stride_ = 0, layer_stride_ = 0;  // in elements
+    uint8_t* kv_ = nullptr;
+    KvType kv_type_ = KvType::F16;
+    size_t block_stride_ = 0, layer_stride_ = 0;  // bytes
     int block_size_ = 0, num_blocks_ = 0;
     std::vector<float> cos_sin_;
 

@@ -18,18 +18,18 @@ class Sequence:
         self.length, self.kv_heads, self.dim = length, kv_heads, dim
         self.k, self.v = rng.standard_normal((2, length, kv_heads, dim)).astype(np.float16)
 
-    def paged(self, block_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def paged(self, block_size: int, seed: int, dtype: type = np.float16) -> tuple[np.ndarray, np.ndarray]:
         """(kv [blocks, stride], table): blocks in random places, every slot that is not the sequence's is NaN."""
         num = -(-self.length // block_size)
         table = np.random.default_rng(seed).permutation(num + 3)[:num].astype(np.int32)
-        kv = np.full((num + 3, self.kv_heads, 2 * block_size * self.dim), np.nan, np.float16)
+        kv = np.full((num + 3, self.kv_heads, 2 * block_size * self.dim), np.nan, dtype)
         for t in range(self.length):
             block, slot = table[t // block_size], t % block_size
             for h in range(self.kv_heads):
                 area = kv[block, h]
                 area[: self.dim * block_size].reshape(self.dim, block_size)[:, slot] = self.k[t, h]
                 area[self.dim * block_size :].reshape(block_size, self.dim)[slot] = self.v[t, h]
-        return kv.reshape(num + 3, -1).view(np.uint16), table
+        return kv.reshape(num + 3, -1).view(np.uint8), table
 
 
 def attend(
@@ -100,3 +100,13 @@ def test_block_size_order_and_chunks_do_not_show(isa: str) -> None:
         for first in range(begin, 580, chunk):
             part = attend(isa, seq, q[first : first + chunk], first, rows_per_task=7)
             assert part.tobytes() == whole[first : first + chunk].tobytes()
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_float32_storage_of_the_same_values_gives_the_same_bits(isa: str) -> None:
+    seq = Sequence(200, 2, 64, seed=4)
+    q = queries(9, 6, 64)
+    kv, table = seq.paged(32, seed=0, dtype=np.float32)
+    out = np.full_like(q, np.nan)
+    kernels.attention(isa, q, kv, table, 2, 64, 32, 191, out, 16, kv_type=1)
+    assert out.tobytes() == attend(isa, seq, q, 191).tobytes()

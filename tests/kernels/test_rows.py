@@ -80,8 +80,8 @@ def test_rotation_and_the_cache_write(isa: str, halves: bool) -> None:
     angles = rng.standard_normal(rope_dim // 2)
     cos_sin = np.concatenate([np.cos(angles), np.sin(angles)]).astype(np.float32)
     q = np.empty(heads * dim, np.float32)
-    kv = np.zeros(kv_heads * 2 * block_size * dim, np.uint16)
-    kernels.rope_kv(isa, qkv, cos_sin, heads, kv_heads, block_size, slot, halves, q, kv)
+    kv = np.zeros(kv_heads * 2 * block_size * dim, np.float16)
+    kernels.rope_kv(isa, qkv, cos_sin, heads, kv_heads, block_size, slot, halves, q, kv.view(np.uint8))
 
     half = rope_dim // 2
     first = np.arange(half) if halves else 2 * np.arange(half)
@@ -92,7 +92,7 @@ def test_rotation_and_the_cache_write(isa: str, halves: bool) -> None:
     want[:, first] = x[:, first] * c - x[:, second] * s
     want[:, second] = x[:, first] * s + x[:, second] * c
     np.testing.assert_allclose(q.reshape(heads, dim), want[:heads] / 8, rtol=1e-5, atol=1e-6)
-    stored = kv.view(np.float16).reshape(kv_heads, 2, -1)
+    stored = kv.reshape(kv_heads, 2, -1)
     keys = stored[:, 0].reshape(kv_heads, dim, block_size)
     values = stored[:, 1].reshape(kv_heads, block_size, dim)
     np.testing.assert_allclose(keys[:, :, slot], want[heads : heads + kv_heads], rtol=1e-3, atol=1e-6)
@@ -115,9 +115,21 @@ def test_halves_round_alike(isa: str) -> None:
         qkv = np.concatenate([row, row, row])
         stored = {}
         for table in (isa, "scalar"):
-            q, kv = np.empty(64, np.float32), np.zeros(2 * 32 * 64, np.uint16)
-            kernels.rope_kv(table, qkv, cos_sin, 1, 1, 32, 0, False, q, kv)
+            q, kv = np.empty(64, np.float32), np.zeros(2 * 32 * 64, np.float16)
+            kernels.rope_kv(table, qkv, cos_sin, 1, 1, 32, 0, False, q, kv.view(np.uint8))
             stored[table] = kv
         assert stored[isa].tobytes() == stored["scalar"].tobytes()
         with np.errstate(over="ignore"):
             assert stored[isa][32 * 64 :][:64].tobytes() == row.astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_a_group_that_is_not_finite_says_so(isa: str) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        for at in (0, 5, 15, 16, 17, 31):
+            x = np.ones(64, np.float32)
+            x[at] = bad
+            for bits in (8, 16):
+                q, d, s = quantize(isa, x, bits)
+                assert np.isnan([d[0], s[0]]).all() and not q[:32].any()
+                assert d[1] > 0 and s[1] == 32

@@ -24,7 +24,12 @@ def build_engine(config: EngineConfig) -> Engine:
     threads = resolve.threads(config.threads, machine)
     resolve.check_weights(sum(tensor.data.nbytes for tensor in file.tensors.values()), machine.available)
     backend = NativeBackend(
-        file, model, threads=threads.value, activation_bits=config.activation_bits, block_size=config.block_size
+        file,
+        model,
+        threads=threads.value,
+        activation_bits=config.activation_bits,
+        block_size=config.block_size,
+        kv_dtype=config.kv_cache_dtype,
     )
     file.release_memory()
     loaded = f"weights loaded in {time.monotonic() - started:.2f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,18 @@ from potok.weights.gguf import GGUFFile
 _HEAD_MULTIPLE = 16  # lanes of the attention kernels
 _MAX_HEAD_DIM = 256
 _GROUP = 32  # elements that share one activation scale
+_MAX_VOCAB = 2**19  # csrc/kernels/sampling.h: sums over more ids could round
+
+
+class KVDtype(NamedTuple):
+    """Element type of K and V: bytes, and its number in csrc/kernels/table.h."""
+
+    nbytes: int
+    native: int
+
+
+#: f16 halves the memory and the traffic; f32 is there to show what the rounding of f16 costs.
+KV_DTYPES = {"f16": KVDtype(2, 0), "f32": KVDtype(4, 1)}
 
 
 class NativeBackend:
@@ -33,12 +46,20 @@ class NativeBackend:
     info: BackendInfo
 
     def __init__(
-        self, file: GGUFFile, config: ModelConfig, *, threads: int, activation_bits: int, block_size: int
+        self,
+        file: GGUFFile,
+        config: ModelConfig,
+        *,
+        threads: int,
+        activation_bits: int,
+        block_size: int,
+        kv_dtype: str = "f16",
     ) -> None:
         _check(config)
         isa = _choose_isa(os.environ.get("POTOK_ISA"))
         self._config = config
         self._block_size = block_size
+        self._kv_dtype = KV_DTYPES[kv_dtype]
         self._replay = Replay(isa, threads)
         loader = WeightLoader(self._replay, file, activation_bits)
         plan = FAMILIES[config.architecture](config)
@@ -59,7 +80,7 @@ class NativeBackend:
     @property
     def kv_bytes_per_token(self) -> int:
         c = self._config
-        return c.num_layers * c.num_kv_heads * c.head_dim * 2 * 2  # K and V, two bytes each
+        return 2 * c.num_layers * c.num_kv_heads * c.head_dim * self._kv_dtype.nbytes
 
     @property
     def packed_bytes(self) -> int:
@@ -69,7 +90,7 @@ class NativeBackend:
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         """KV memory for `num_blocks` blocks (touched as it is used), and tables for `max_model_len` positions."""
         table = cos_sin_table(self._config, self._factors, max_model_len)
-        self._replay.allocate(num_blocks, self._block_size, table)
+        self._replay.allocate(num_blocks, self._block_size, self._kv_dtype.native, table)
         self._describe(num_blocks)
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
@@ -123,6 +144,8 @@ def _choose_isa(wanted: str | None) -> str:
 
 def _check(config: ModelConfig) -> None:
     c = config
+    if c.vocab_size > _MAX_VOCAB:
+        raise LoadError(f"a vocabulary of {c.vocab_size} ids is not supported: at most {_MAX_VOCAB}.")
     if c.head_dim % _HEAD_MULTIPLE or c.head_dim > _MAX_HEAD_DIM or c.num_heads // c.num_kv_heads * c.head_dim % _GROUP:
         raise LoadError(
             f"heads of {c.head_dim} elements are not supported: a head must be a multiple of {_HEAD_MULTIPLE} up to "
