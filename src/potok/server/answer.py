@@ -8,12 +8,13 @@ at most choices times max_model_len of them, whatever the client does.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from potok.errors import ClientError, PotokError, Unavailable
-from potok.frontend import FrontEnd
+from potok.frontend import FrontEnd, Piece
 from potok.obs.metrics import CallMeter
 from potok.server.body import Disconnected, read_json
 from potok.server.dialects.openai import Open
@@ -127,22 +128,26 @@ class _Exchange:
 async def _stream(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
     """The status waits for the first piece: until then the engine may still refuse the call."""
     events = Events(reply)
-    async for piece in reply.pieces():
-        meter.piece(piece.index, len(piece.token_ids), piece.finish_reason)
+    async for batch in reply.batches():
+        _note(meter, batch)
         if not exchange.begun:
             await exchange.begin_stream()
-        data = events.piece(piece)
-        if data:
+        if data := events.take(batch):
             await exchange.more(data)
     await exchange.end(events.end())
 
 
 async def _whole(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
     whole = Whole(reply)
-    async for piece in reply.pieces():
-        meter.piece(piece.index, len(piece.token_ids), piece.finish_reason)
-        whole.piece(piece)
+    async for batch in reply.batches():
+        _note(meter, batch)
+        whole.take(batch)
     await Json(whole.message())(exchange.scope, exchange.receive, exchange.send)
+
+
+def _note(meter: CallMeter, batch: Sequence[Piece]) -> None:
+    for piece in batch:
+        meter.piece(piece.index, len(piece.token_ids), piece.finish_reason)
 
 
 async def _left(receive: Receive) -> None:

@@ -95,11 +95,13 @@ def _add_health(app: FastAPI, service: Service) -> None:
         """503: send new calls elsewhere."""
         return Response(status_code=200 if service.live and service.phase is Phase.READY else 503)
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
-    @app.api_route("/ping", methods=["GET", "POST"])
+    @app.get("/health")
     async def health() -> Response:
         """503 before the model is loaded, and when only a restart helps."""
         return Response(status_code=200 if service.live and service.loaded else 503)
+
+    app.get("/ping")(health)
+    app.post("/ping")(health)
 
     @app.get("/version")
     async def version() -> Response:

@@ -23,12 +23,15 @@ _HEAVY = "potok.server.serving"
 EXIT_CANNOT_START = 2
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
-    """Serves until told to stop; the exit code. Call it on the main thread."""
+def run(engine_config: EngineConfig, server_config: ServerConfig, engine: EngineClient | None = None) -> int:
+    """Serves until told to stop; the exit code. Call it on the main thread.
+
+    engine: one that was not started yet, to be used instead of one that computes `engine_config.model`.
+    """
     started_s = time.monotonic()
     try:
         listener = listen(server_config.host, server_config.port)
-        engine = EngineClient.for_model(engine_config)
+        engine = engine or EngineClient.for_model(engine_config)
         engine.spawn()
     except LoadError as error:
         print(f"potok: {error}", file=sys.stderr)

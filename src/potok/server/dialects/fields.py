@@ -63,7 +63,7 @@ def read(body: Any, fields: Mapping[str, Field]) -> dict[str, Any]:
 
 
 def unknown(name: str, fields: Mapping[str, Field]) -> ClientError:
-    close = difflib.get_close_matches(name, fields, n=1) if len(name) <= SHOWN else []
+    close = difflib.get_close_matches(name, fields, n=1, cutoff=0.75) if len(name) <= SHOWN else []
     hint = f"did you mean {close[0]}?" if close else "remove it."
     return ClientError(f"unknown field {shown(name)}; {hint}", name[:MAX_LABEL_CHARS], "unknown_field")
 

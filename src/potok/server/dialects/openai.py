@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from potok.errors import ClientError
-from potok.frontend import FrontEnd
+from potok.frontend import FrontEnd, resolve
 from potok.params import SamplingParams, check_token_ids
 from potok.server.dialects.fields import read
 from potok.server.dialects.openai_fields import CHAT, COMPLETION, DETOKENIZE, SAMPLING, TOKENIZE, Prompt
@@ -37,8 +37,8 @@ async def _whole(reply: Reply) -> dict[str, Any]:
         if reply.wishes.stream:
             raise ClientError("stream is not supported here; remove it.", "stream", "not_supported")
         whole = Whole(reply)
-        async for piece in reply.pieces():
-            whole.piece(piece)
+        async for batch in reply.batches():
+            whole.take(batch)
         return whole.message()
     finally:
         reply.cancel()
@@ -113,6 +113,9 @@ def _start(
     frontend: FrontEnd, shape: Shape, prompts: dict[str, list[int]], params: SamplingParams, wishes: Wishes
 ) -> Reply:
     """prompts: by what the caller calls each of them."""
+    if len(prompts) > 1:  # nothing starts before all are known to be good
+        for field, ids in prompts.items():
+            resolve(ids, params, frontend.engine.info, frontend.tokenizer.end_ids, field)
     generations = []
     try:
         for field, ids in prompts.items():

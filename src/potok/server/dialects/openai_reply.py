@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from potok.errors import PotokError
 from potok.frontend import Generation, Piece
 from potok.server.dialects.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
 from potok.text.assembler import TokenLogprob
@@ -114,7 +115,7 @@ class _Choice:
 
 
 class Reply:
-    """One call under way: `pieces()` are read once, by one task; `whole` or `Events` spells them."""
+    """One call under way: `batches` is read once, by one task; `Whole` or `Events` spells what comes."""
 
     def __init__(self, shape: Shape, model: str, generations: list[Generation], n: int, wishes: Wishes) -> None:
         self.shape = shape
@@ -138,33 +139,47 @@ class Reply:
         for generation in self._generations:
             generation.cancel()
 
-    def pieces(self) -> AsyncIterator[Piece]:
-        """All pieces of all prompts as they come; `index` counts choices over all prompts."""
-        return self._generations[0] if len(self._generations) == 1 else self._merged()
+    def batches(self) -> AsyncIterator[list[Piece]]:
+        """All pieces of all prompts as they come, those together that are there at the same time.
 
-    async def _merged(self) -> AsyncIterator[Piece]:
-        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        `index` counts choices over all prompts. Raises ClientError or ServerError, as the generations do.
+        """
+        return self._single(self._generations[0]) if len(self._generations) == 1 else self._merged()
+
+    async def _single(self, generation: Generation) -> AsyncIterator[list[Piece]]:
+        async for piece in generation:
+            batch = [piece]
+            try:
+                while (more := generation.ready()) is not None:
+                    batch.append(more)
+            except PotokError:
+                yield batch
+                raise
+            yield batch
+
+    async def _merged(self) -> AsyncIterator[list[Piece]]:
+        inbox: asyncio.Queue[list[Piece] | Exception | None] = asyncio.Queue()
 
         async def follow(first: int, generation: Generation) -> None:
             try:
-                async for piece in generation:
-                    queue.put_nowait(msgspec.structs.replace(piece, index=first + piece.index))
-                queue.put_nowait(None)
+                async for batch in self._single(generation):
+                    inbox.put_nowait([msgspec.structs.replace(piece, index=first + piece.index) for piece in batch])
+                inbox.put_nowait(None)
             except Exception as error:
-                queue.put_nowait(error)
+                inbox.put_nowait(error)
 
-        tasks = [asyncio.create_task(follow(i * self.n, g)) for i, g in enumerate(self._generations)]
+        followers = [asyncio.create_task(follow(i * self.n, g)) for i, g in enumerate(self._generations)]
         try:
-            for _ in tasks:
-                while (item := await queue.get()) is not None:
+            for _ in followers:
+                while (item := await inbox.get()) is not None:
                     if isinstance(item, Exception):
                         raise item
                     yield item
         finally:
             self.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for follower in followers:
+                follower.cancel()
+            await asyncio.gather(*followers, return_exceptions=True)
 
     def usage(self, completion_tokens: int) -> dict[str, int]:
         prompt_tokens = self.prompt_tokens
@@ -182,8 +197,9 @@ class Whole:
         self._reply = reply
         self._choices = [_Choice() for _ in range(reply.n * len(reply.prompts))]
 
-    def piece(self, piece: Piece) -> None:
-        self._choices[piece.index].add(piece)
+    def take(self, batch: Sequence[Piece]) -> None:
+        for piece in batch:
+            self._choices[piece.index].add(piece)
 
     def message(self) -> dict[str, Any]:
         reply = self._reply
@@ -227,7 +243,10 @@ class Events:
         self._around: dict[int, tuple[bytes, bytes]] = {}  # by choice, what stands before and after its text in a chunk
         self._completion_tokens = 0
 
-    def piece(self, piece: Piece) -> bytes:
+    def take(self, batch: Sequence[Piece]) -> bytes:
+        return b"".join([self._piece(piece) for piece in batch])
+
+    def _piece(self, piece: Piece) -> bytes:
         index = piece.index
         out = b"" if index in self._held else self._open(index)
         self._completion_tokens += len(piece.token_ids)

@@ -1,0 +1,83 @@
+"""Metrics by themselves: rates, and the account of calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from potok.obs.metrics import RATE_WINDOW_S, Metrics, Rates
+from potok.protocol import Stats
+
+
+def value(metrics: Metrics, name: str) -> float:
+    [line] = [line for line in metrics.text().decode().splitlines() if line.startswith(name + " ")]
+    return float(line.split()[-1])
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+        self.stats = Stats()
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def test_rates_follow_the_work_and_return_to_zero() -> None:
+    clock = Clock()
+    metrics = Metrics(lambda: clock.stats, clock)
+    for second in range(21):
+        clock.seconds = 100.0 + second
+        busy = min(second, 10)  # ten seconds of work at 300 and 50 tokens a second
+        clock.stats = Stats(prompt_tokens=300 * busy, generation_tokens=50 * busy)
+        metrics.sample()
+        if RATE_WINDOW_S <= second <= 10:
+            assert value(metrics, "potok_avg_prompt_throughput_toks_per_s") == pytest.approx(300)
+            assert value(metrics, "potok_avg_generation_throughput_toks_per_s") == pytest.approx(50)
+        if second >= 10 + RATE_WINDOW_S:
+            assert value(metrics, "potok_avg_generation_throughput_toks_per_s") == 0
+    assert value(metrics, "potok_generation_tokens_total") == 500
+
+
+def test_rates_keep_few_samples_and_reading_changes_nothing() -> None:
+    rates = Rates(5.0)
+    assert rates.per_second() == (0.0, 0.0)
+    for i in range(10_000):
+        rates.note(i * 1.0, Stats(generation_tokens=7 * i))
+    assert rates.per_second() == rates.per_second() == (0.0, 7.0)
+    assert len(rates._samples) < 10
+
+
+def test_gauges_are_the_last_stats() -> None:
+    clock = Clock()
+    metrics = Metrics(lambda: clock.stats, clock)
+    assert value(metrics, "potok_kv_cache_usage_ratio") == 0
+    clock.stats = Stats(running=3, waiting=2, kv_blocks_used=25, kv_blocks_total=100, preemptions=4, busy_us=1_500_000)
+    names = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "preemptions_total")
+    assert [value(metrics, f"potok_{name}") for name in names] == [3, 2, 0.25, 4]
+    assert value(metrics, "potok_engine_busy_seconds_total") == 1.5
+
+
+def test_a_call_is_timed_from_its_arrival() -> None:
+    clock = Clock()
+    metrics = Metrics(lambda: clock.stats, clock)
+    meter = metrics.accepted(99.0, prompt_tokens=30)
+    for index, at_s in ((0, 101.0), (1, 101.5), (0, 102.0), (1, 104.5)):
+        clock.seconds = at_s
+        meter.piece(index, 2, "length" if at_s > 102 else None)
+    clock.seconds = 105.0
+    meter.finished()
+    assert value(metrics, "potok_time_to_first_token_seconds_sum") == 2.0
+    assert value(metrics, "potok_time_to_first_token_seconds_count") == 1
+    assert value(metrics, "potok_inter_token_latency_seconds_sum") == 1.0 + 3.0
+    assert value(metrics, "potok_e2e_request_latency_seconds_sum") == 6.0
+    assert value(metrics, "potok_request_prompt_tokens_sum") == 30
+    assert value(metrics, "potok_request_generation_tokens_sum") == 8
+    assert value(metrics, 'potok_requests_finished_total{reason="length"}') == 1
+    assert value(metrics, 'potok_requests_finished_total{reason="stop"}') == 0
+
+
+def test_two_servers_in_one_process_do_not_share_counters() -> None:
+    one, two = Metrics(Stats), Metrics(Stats)
+    one.accepted(0.0, 1).aborted()
+    assert value(one, "potok_requests_aborted_total") == 1
+    assert value(two, "potok_requests_aborted_total") == 0
