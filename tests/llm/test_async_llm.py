@@ -99,7 +99,6 @@ def test_leaving_early_ends_the_request(text: TextModel, how: str) -> None:
             if how == "aclose":
                 await outputs.aclose()
                 break
-            await asyncio.sleep(0)
 
     async def scenario(llm: AsyncLLM) -> None:
         task = asyncio.create_task(first(llm))

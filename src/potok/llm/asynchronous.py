@@ -99,7 +99,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt (text or token ids). Every output holds all that is there so far; the last is `finished`.
 
-        sampling_params: None is the default, 16 tokens at temperature 1. Leaving the loop early ends the request.
+        sampling_params: None is the default, 16 tokens at temperature 1. Leaving the loop early ends the request; where
+        the code in the loop may raise or be cancelled, `contextlib.aclosing` makes that certain at once.
         Raises ClientError when anything is out of bounds, ServerError when the request failed.
         """
         frontend = self.frontend
