@@ -27,5 +27,5 @@ class EngineConfig:
 class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
-    served_model_name: str = ""  # "" : the model's own name
+    served_model_name: str = ""  # "": the file's name without its ending
     drain_seconds: float = 30.0  # how long running requests may take to finish after SIGTERM

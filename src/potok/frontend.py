@@ -68,7 +68,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class TextModel(NamedTuple):
-    """The text side of a model file. name: as clients call the model."""
+    """The text side of a model file. name: as clients call the model: the file's, unless another was chosen."""
 
     tokenizer: Tokenizer
     chat: ChatTemplate
@@ -80,7 +80,7 @@ def open_text_model(path: str | PathLike[str], served_model_name: str = "") -> T
     file = GGUFFile.open(path)
     tokenizer = Tokenizer.from_metadata(file.metadata)
     chat = ChatTemplate(file.metadata.get("tokenizer.chat_template"), tokenizer)
-    name = served_model_name or file.metadata.get("general.name") or Path(path).stem
+    name = served_model_name or Path(path).stem
     return TextModel(tokenizer, chat, name)
 
 

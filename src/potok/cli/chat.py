@@ -60,6 +60,7 @@ def chat(
     ] = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
+    kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
 ) -> None:
     prompt = None if sys.stdin.isatty() else read_prompt(sys.stdin)
@@ -73,6 +74,7 @@ def chat(
             max_num_seqs=1,  # one person talks
             max_model_len=max_model_len,
             threads=threads,
+            kv_cache_dtype=kv_cache_dtype,
             activation_bits=activation_bits,
         )
         opened = LocalModel(config)

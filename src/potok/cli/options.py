@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypedDict, Unpack
 
 import typer
 
@@ -36,6 +36,12 @@ def parse_size(text: str) -> int:
 def _block_size(value: int) -> int:
     if value not in (16, 32, 64):
         raise typer.BadParameter(f"must be 16, 32 or 64, not {value}.")
+    return value
+
+
+def _kv_cache_dtype(value: str) -> str:
+    if value not in ("f16", "f32"):
+        raise typer.BadParameter(f"must be f16 or f32, not {value}.")
     return value
 
 
@@ -91,6 +97,14 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Compute threads.", show_default="the cores this process may use"),
 ]
+KvCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        callback=_kv_cache_dtype,
+        help="Element type of keys and values: f16, or f32 at twice the memory.",
+    ),
+]
 ActivationBits = Annotated[
     int,
     typer.Option(
@@ -99,6 +113,19 @@ ActivationBits = Annotated[
         help="8 is fast; 16 follows the model's weights more closely at lower speed.",
     ),
 ]
+
+
+class Given(TypedDict, total=False):
+    """Flags that name fields of EngineConfig; None where the user gave none."""
+
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    kv_cache_memory: int | None
+    kv_cache_dtype: str
+    block_size: int
+    threads: int | None
+    activation_bits: int
 
 
 def model_path(argument: str | None, option: str | None = None) -> Path:
@@ -114,6 +141,7 @@ def model_path(argument: str | None, option: str | None = None) -> Path:
     return path
 
 
-def engine_config(path: Path, **given: int | None) -> EngineConfig:
+def engine_config(path: Path, **given: Unpack[Given]) -> EngineConfig:
     """Settings as given; what was not given is left for the engine to derive."""
-    return EngineConfig(model=str(path), **{name: value for name, value in given.items() if value is not None})
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return EngineConfig(model=str(path), **fields)

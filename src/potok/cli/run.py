@@ -51,6 +51,7 @@ def run(
     kv_cache_memory: options.KvCacheMemory = None,
     block_size: options.BlockSize = 32,
     threads: options.Threads = None,
+    kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
 ) -> int:
     if not requests.is_file():
@@ -65,6 +66,7 @@ def run(
         kv_cache_memory=kv_cache_memory,
         block_size=block_size,
         threads=threads,
+        kv_cache_dtype=kv_cache_dtype,
         activation_bits=activation_bits,
     )
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

@@ -28,11 +28,12 @@ def serve(
     block_size: options.BlockSize = 32,
     threads: options.Threads = None,
     served_model_name: Annotated[
-        str, typer.Option(help="Name that clients use for the model.", show_default="the model's own")
+        str, typer.Option(help="Name that clients use for the model.", show_default="the file's name")
     ] = "",
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")
     ] = 30.0,
+    kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
 ) -> int:
     engine_config = options.engine_config(
@@ -43,6 +44,7 @@ def serve(
         kv_cache_memory=kv_cache_memory,
         block_size=block_size,
         threads=threads,
+        kv_cache_dtype=kv_cache_dtype,
         activation_bits=activation_bits,
     )
     server_config = ServerConfig(host=host, port=port, served_model_name=served_model_name, drain_seconds=drain_seconds)

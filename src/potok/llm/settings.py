@@ -14,4 +14,5 @@ class Settings(TypedDict, total=False):
     kv_cache_memory: int
     block_size: int
     threads: int
+    kv_cache_dtype: str
     activation_bits: int
