@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any
@@ -222,6 +223,28 @@ def test_a_body_over_the_limit_in_chunks(server: Server) -> None:
         response = server.http.post(CHAT, content=content, headers=headers)
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_headers_without_end(server: Server) -> None:
+    with socket.create_connection(server.address, timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Big: ")
+        answer = b""
+        for _ in range(1000):
+            try:
+                connection.sendall(b"x" * 10_000)
+            except OSError:
+                break
+        else:
+            raise AssertionError("ten megabytes of headers were taken")
+        with contextlib.suppress(OSError):
+            answer = connection.recv(1000)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+    with socket.create_connection(server.address, timeout=5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Big: " + b"x" * 70_000 + b"\r\n")
+        assert read_until(connection, 1, b"\r\n").startswith(b"HTTP/1.1 400 ")
+    big = {"prompt": "word " * 100, "max_tokens": 1, "user": "x" * 500, "stop": ["y" * 1000] * 16}
+    for _ in range(40):  # heads are counted by themselves, not the bodies of a connection
+        assert server.http.post(COMPLETIONS, json=big).status_code == 200
 
 
 def test_the_content_type_must_be_json(server: Server) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 #: Longest request body in bytes. About 2 million tokens of text.
 MAX_BODY_BYTES = 8 * 2**20
 
+#: Longest request line with headers, in bytes.
+MAX_HEAD_BYTES = 64 * 2**10
+
 #: Longest time between two parts of a request body, in seconds.
 BODY_PATIENCE_S = 30.0
 

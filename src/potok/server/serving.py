@@ -31,6 +31,7 @@ from potok.errors import LoadError
 from potok.frontend import FrontEnd, TextModel, open_text_model
 from potok.protocol import EngineInfo
 from potok.server.app import create_app
+from potok.server.head_limit import BoundedHeadProtocol
 from potok.server.listen import BACKLOG, url_of
 from potok.server.service import Service
 
@@ -93,7 +94,7 @@ class Http(uvicorn.Server):
 def http_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(service),
-        http="httptools",
+        http=BoundedHeadProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

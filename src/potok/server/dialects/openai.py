@@ -61,8 +61,8 @@ async def open_completion(frontend: FrontEnd, body: Any) -> Reply:
     for i, prompt in enumerate(prompts):
         field = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
         encoded[field] = await frontend.encode_prompt(prompt) if isinstance(prompt, str) else prompt
-        await asyncio.sleep(0)  # other streams go on between the prompts of a large call
-    return _start(frontend, TextShape(), encoded, params, wishes)
+        await asyncio.sleep(0)
+    return await _start(frontend, TextShape(), encoded, params, wishes)
 
 
 async def open_chat(frontend: FrontEnd, body: Any) -> Reply:
@@ -76,7 +76,7 @@ async def open_chat(frontend: FrontEnd, body: Any) -> Reply:
     ids = await frontend.encode_chat(
         values["messages"], add_generation_prompt=values["add_generation_prompt"], **values["chat_template_kwargs"]
     )
-    return _start(frontend, ChatShape(), {"messages": ids}, params, wishes)
+    return await _start(frontend, ChatShape(), {"messages": ids}, params, wishes)
 
 
 def _wishes(values: dict[str, Any], logprobs: bool) -> Wishes:
@@ -109,17 +109,19 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
     return found
 
 
-def _start(
+async def _start(
     frontend: FrontEnd, shape: Shape, prompts: dict[str, list[int]], params: SamplingParams, wishes: Wishes
 ) -> Reply:
     """prompts: by what the caller calls each of them."""
     if len(prompts) > 1:  # nothing starts before all are known to be good
         for field, ids in prompts.items():
             resolve(ids, params, frontend.engine.info, frontend.tokenizer.end_ids, field)
+            await asyncio.sleep(0)  # other streams go on between the prompts of a large call
     generations = []
     try:
         for field, ids in prompts.items():
             generations.append(frontend.generate(ids, params, field))
+            await asyncio.sleep(0)
     except BaseException:
         for generation in generations:
             generation.cancel()
