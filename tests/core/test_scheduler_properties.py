@@ -98,13 +98,13 @@ class Trial:
 
         decoding = [r for r in s.running if r.computed and r.pending == 1]
         prompts = [r for r in s.running if r not in decoding]
-        quarter = max(1, budget // 4)
+        half = max(1, budget // 2)
         decoded = [r for r in decoding if r.id in segments]
-        assert len(decoded) == min(len(decoding), budget - min(quarter, sum(r.pending for r in prompts)))
+        assert len(decoded) == min(len(decoding), budget - min(half, sum(r.pending for r in prompts)))
         put_off = [r.served for r in decoding if r.id not in segments]
         assert not put_off or all(before[r.id][1] <= min(put_off) for r in decoded), "not the longest unserved first"
-        if budget > quarter:
-            longest = -(-limits.max_num_seqs // (budget - quarter))
+        if budget > half:
+            longest = -(-limits.max_num_seqs // (budget - half))
             assert all(batch.step - before[r.id][1] <= longest for r in decoding), "a decoding request starves"
         left = budget - len(decoded)
         for r in prompts:

@@ -8,7 +8,7 @@ decode mode: a request has tokens and a count of computed ones, and a step hands
                  +---- preempted ---+       (blocks dropped, tokens kept: recomputed when it joins again)
 
 **Who gets the budget.** `max_num_batched_tokens` is never exceeded.
-1. Requests with one pending token (decoding) go first. While prompt tokens are pending they leave a quarter of the
+1. Requests with one pending token (decoding) go first. While prompt tokens are pending they leave half of the
    budget (at least 1 token, at most what is pending) to prompts. When there are more of them than they may take, the
    ones served longest ago go first.
 2. Prompts, and what must be recomputed, take all the rest, oldest request first.
@@ -215,7 +215,7 @@ class Scheduler:
 
     def _prompt_share(self) -> int:
         """Tokens of a step that decoding requests leave to prompts."""
-        return max(1, self.limits.max_num_batched_tokens // 4)
+        return max(1, self.limits.max_num_batched_tokens // 2)
 
     def _segment(self, request: Request, n: int) -> Segment:
         start, end = request.computed, request.computed + n
