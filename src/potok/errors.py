@@ -1,11 +1,11 @@
 """Every error potok raises on purpose.
 
-    PotokError
-      ClientError(param, code)   the caller's fault: nothing was computed, nobody else is touched
-        Unavailable              the caller may try again later (draining, queue full)
-      ServerError                ours: this request alone failed
-        EngineDead               the engine process ended; every live request ends with this
-      LoadError                  a model file or a setting cannot be used; the start ends with exit code 2
+PotokError
+  ClientError(param, code)   the caller's fault: nothing was computed, nobody else is touched
+    Unavailable              the caller may try again later (draining, queue full)
+  ServerError                ours: this request alone failed
+    EngineDead               the engine process ended; every live request ends with this
+  LoadError                  a model file or a setting cannot be used; the start ends with exit code 2
 """
 
 from __future__ import annotations

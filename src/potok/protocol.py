@@ -48,6 +48,10 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
     """API -> engine: end the process."""
 
 
+class Measure(msgspec.Struct, frozen=True, tag="measure", array_like=True):
+    """API -> engine, in answer to Loaded: the API process has started and leaves the cores alone; measure them now."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True):
     """What the engine resolved at start, for the API process and for the start log."""
 
@@ -61,6 +65,10 @@ class EngineInfo(msgspec.Struct, frozen=True):
     isa: str
     kv_cache_bytes: int
     notes: list[str]  # one line per derived setting: "threads 2: 2 cores in the affinity mask"
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
+    """engine -> API: weights are in memory; the first steps wait for Measure."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
@@ -116,5 +124,5 @@ class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
     stats: Stats
 
 
-ToEngine = Submit | Cancel | Shutdown
-FromEngine = Ready | Failed | Step
+ToEngine = Submit | Cancel | Measure | Shutdown
+FromEngine = Loaded | Ready | Failed | Step

@@ -43,4 +43,4 @@ def build(kind: str) -> Engine:
 
 if __name__ == "__main__":
     kind, endpoint, parent = sys.argv[1:]
-    sys.exit(run(endpoint, int(parent), lambda: build(kind)))
+    sys.exit(run(endpoint, int(parent), lambda quiet: build(kind)))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from potok.backends.native.backend import NativeBackend
 from potok.config import EngineConfig
 from potok.engine import resolve
-from potok.engine.assemble import assemble, measure
+from potok.engine.assemble import AllocatingBackend, assemble, measure
 from potok.engine.machine import read_machine
 from potok.engine.serve import Engine
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
 
 
-def build_engine(config: EngineConfig) -> Engine:
-    """Loads the weights, takes the KV memory and runs the first steps. Raises LoadError."""
+def build_engine(config: EngineConfig, quiet: Callable[[], None] = lambda: None) -> Engine:
+    """Loads the weights, takes the KV memory and runs the first steps. Raises LoadError.
+
+    quiet: called before the first steps are timed; returns when nothing else wants the cores.
+    """
     started = time.monotonic()
     file = GGUFFile.open(config.model)
     model = read_config(file)
@@ -33,4 +37,9 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     file.release_memory()
     loaded = f"weights loaded in {time.monotonic() - started:.2f} s"
-    return assemble(config, backend, memory=read_machine().available, notes=[loaded, threads.note], probe=measure)
+
+    def probe(backend: AllocatingBackend) -> float:
+        quiet()
+        return measure(backend)
+
+    return assemble(config, backend, memory=read_machine().available, notes=[loaded, threads.note], probe=probe)

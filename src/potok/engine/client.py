@@ -15,7 +15,21 @@ from potok.engine.host import EngineHost, EngineProcess
 from potok.engine.ipc import ClientEnd
 from potok.errors import EngineDead, LoadError
 from potok.finish import Finish
-from potok.protocol import Cancel, Chunk, EngineInfo, Failed, Ready, Sampling, Shutdown, Stats, Step, Submit
+from potok.protocol import (
+    Cancel,
+    Chunk,
+    EngineInfo,
+    Failed,
+    Loaded,
+    Measure,
+    Ready,
+    Sampling,
+    Shutdown,
+    Stats,
+    Step,
+    Submit,
+    ToEngine,
+)
 
 #: Called on the event loop with each chunk of one request; the last one has `finish` set.
 Sink = Callable[[Chunk], None]
@@ -59,7 +73,10 @@ class EngineClient:
         self._host.start(self._wire.endpoint)
 
     async def start(self) -> EngineInfo:
-        """Returns when the engine is ready. Raises LoadError, with its sentence, when it cannot start."""
+        """Returns when the engine is ready. Raises LoadError, with its sentence, when it cannot start.
+
+        The engine measures the machine from here on, so let other heavy work end before.
+        """
         if not self._spawned:
             self.spawn()
         self._loop = asyncio.get_running_loop()
@@ -167,7 +184,7 @@ class EngineClient:
         if self._sinks.pop(id, None) is not None:
             self._send(Cancel(id))
 
-    def _send(self, message: Submit | Cancel | Shutdown) -> None:
+    def _send(self, message: ToEngine) -> None:
         if self._wire.send(message):
             assert self._loop is not None
             self._loop.call_soon(self._read)
@@ -180,6 +197,8 @@ class EngineClient:
             if type(message) is Step:
                 self._stats = message.stats
                 self._dispatch(message.chunks)
+            elif type(message) is Loaded:
+                self._send(Measure())
             elif type(message) is Ready:
                 self._info = message.info
                 self._wire.remove_name()

@@ -13,7 +13,18 @@ from potok.core.batch import Batch, Delta
 from potok.core.request import Request
 from potok.core.scheduler import Reject, Scheduler
 from potok.finish import Finish
-from potok.protocol import Cancel, Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine, TokenLogprobs
+from potok.protocol import (
+    Cancel,
+    Chunk,
+    FromEngine,
+    Sampling,
+    Shutdown,
+    Stats,
+    Step,
+    Submit,
+    ToEngine,
+    TokenLogprobs,
+)
 from potok.sampling.state import RowState, build_rows
 
 #: An idle engine says that it lives this often, in seconds.
@@ -50,9 +61,14 @@ class EngineLoop:
         patience = 0.0
         while True:
             for message in self._connection.receive(patience):
-                if isinstance(message, Shutdown):
-                    return
-                self._accept(message)
+                match message:
+                    case Submit():
+                        self._accept(message)
+                    case Cancel():
+                        self._scheduler.cancel(message.id)
+                        self._live.pop(message.id, None)
+                    case Shutdown():
+                        return
             batch = self._scheduler.schedule(_now_us())
             chunks, self._refused = self._refused, []
             if batch is not None:
@@ -60,11 +76,7 @@ class EngineLoop:
             self._connection.send(Step(chunks, self._stats()))
             patience = self._patience(batch)
 
-    def _accept(self, message: Submit | Cancel) -> None:
-        if isinstance(message, Cancel):
-            self._scheduler.cancel(message.id)
-            self._live.pop(message.id, None)
-            return
+    def _accept(self, message: Submit) -> None:
         reject = refusal(message, self._backend.info.vocab_size)
         if reject is None:
             stop_ids = frozenset(message.sampling.stop_ids)

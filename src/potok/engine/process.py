@@ -20,7 +20,9 @@ import msgspec
 from potok.config import EngineConfig
 from potok.engine.build import build_engine
 from potok.engine.ipc import EngineEnd
+from potok.engine.loop import HEARTBEAT_SECONDS
 from potok.engine.serve import Engine, serve_engine
+from potok.protocol import Loaded, Measure, Shutdown
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 STDIN = 0
@@ -29,17 +31,21 @@ STDIN = 0
 def main(arguments: list[str]) -> int:
     settings, endpoint, parent = arguments
     config = msgspec.json.decode(settings, type=EngineConfig)
-    return run(endpoint, int(parent), lambda: build_engine(config))
+    return run(endpoint, int(parent), lambda quiet: build_engine(config, quiet))
 
 
-def run(endpoint: str, parent: int, build: Callable[[], Engine]) -> int:
-    """Serves one engine as the whole work of this process; returns its exit code."""
+def run(endpoint: str, parent: int, build: Callable[[Callable[[], None]], Engine]) -> int:
+    """Serves one engine as the whole work of this process; returns its exit code.
+
+    build: is given a function that returns once the parent has done its own start, so that a probe measures the machine
+    and not the parent's imports.
+    """
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def build_and_settle() -> Engine:
-        engine = build()
+        engine = build(lambda: await_quiet(connection))
         gc.collect()
         gc.freeze()  # code, weights and tables live as long as we do: the collector need not look at them again
         return engine
@@ -49,6 +55,17 @@ def run(endpoint: str, parent: int, build: Callable[[], Engine]) -> int:
         return serve_engine(connection, build_and_settle)
     finally:
         connection.close()
+
+
+def await_quiet(connection: EngineEnd) -> None:
+    """Returns when the parent, which reads this once it has done its own start, says that the cores are free."""
+    connection.send(Loaded())
+    while True:
+        for message in connection.receive(HEARTBEAT_SECONDS):
+            if isinstance(message, Measure):
+                return
+            if isinstance(message, Shutdown):
+                sys.exit(0)
 
 
 def die_with(parent: int) -> None:

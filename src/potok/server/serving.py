@@ -28,7 +28,7 @@ from potok import __version__
 from potok.config import EngineConfig, ServerConfig
 from potok.engine.client import EngineClient
 from potok.errors import LoadError
-from potok.frontend import FrontEnd, TextModel, open_text_model
+from potok.frontend import FrontEnd, open_text_model
 from potok.protocol import EngineInfo
 from potok.server.app import create_app
 from potok.server.head_limit import BoundedHeadProtocol
@@ -154,19 +154,11 @@ class _Process:
         return await self._drain(service)
 
     async def _load(self) -> FrontEnd:
-        """Tokenizer and engine, side by side."""
-
-        async def read_text() -> tuple[TextModel, float]:
-            text = await asyncio.to_thread(open_text_model, self._model, self._config.served_model_name)
-            return text, time.monotonic()
-
-        reading = asyncio.create_task(read_text())
-        try:
-            info = await self._engine.start()
-            engine_s = time.monotonic()
-            text, text_s = await reading
-        finally:
-            reading.cancel()
+        """The tokenizer, while the engine loads its weights; then the engine, which measures the machine last."""
+        text = await asyncio.to_thread(open_text_model, self._model, self._config.served_model_name)
+        text_s = time.monotonic()
+        info = await self._engine.start()
+        engine_s = time.monotonic()
         frontend = FrontEnd(self._engine, *text)
         self._announce(frontend.model_name, info, text_s, engine_s)
         return frontend
