@@ -216,8 +216,9 @@ def test_closing_ends_calls_that_wait(text: TextModel) -> None:
 
 
 def test_a_dropped_llm_ends_its_engine(text: TextModel) -> None:
+    before = set(threading.enumerate())
     llm = LLM.over(local_engine(scripted()), text)
-    [thread] = [t for t in threading.enumerate() if t.name == "potok-engine"]
+    [thread] = [t for t in threading.enumerate() if t.name == "potok-engine" and t not in before]
     del llm
     thread.join(5)
     assert not thread.is_alive()
