@@ -47,7 +47,7 @@ format: $(VENV)/dev
 
 wheel: $(VENV)/installed
 	rm -rf dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PIP:install=wheel) --no-build-isolation --no-deps --wheel-dir dist .
 
 goldens: $(VENV)/dev
 	$(PIP) --no-build-isolation --editable ".[goldens]"
