@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import random
 import re
+import signal
 import stat
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,10 +21,11 @@ from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.engine.client import EngineClient
 from potok.engine.host import EngineHost
+from potok.engine.ipc import EngineEnd
 from potok.engine.thread import EngineThread, threaded_client
 from potok.errors import EngineDead, LoadError
 from potok.finish import Finish
-from potok.protocol import Chunk, Sampling
+from potok.protocol import Chunk, EngineInfo, Ready, Sampling, Stats, Step, Submit
 
 
 def scripted(**options: object) -> ScriptedBackend:
@@ -193,6 +197,43 @@ def test_an_exception_in_the_engine_ends_every_request_with_its_sentence(capfd: 
 
     asyncio.run(main())
     assert "break_at_ten" in capfd.readouterr().err  # the traceback, for the report
+
+
+class Stranger:
+    """An engine of another version: it starts as ours does, and then says what nobody can read."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def start(self, endpoint: str) -> None:
+        threading.Thread(target=self._speak, args=(endpoint,)).start()
+
+    def _speak(self, endpoint: str) -> None:
+        connection = EngineEnd(endpoint)
+        connection.send(Ready(EngineInfo(VOCAB, 64, 16, 4, 1, 16, 1, "scripted", 0, [])))
+        while not any(isinstance(message, Submit) for message in connection.receive(0.5)):
+            pass
+        connection.send(Step([Chunk(1, ["not an id"])], Stats()))  # type: ignore[list-item]
+        connection.close()
+
+    def wait(self) -> int:
+        return self._ended.get()
+
+    def kill(self) -> None:
+        self._ended.put(-signal.SIGKILL)
+
+
+def test_an_engine_that_cannot_be_understood_is_ended_and_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        client = EngineClient(Stranger())
+        await client.start()
+        answer = await ask(client, [1], 5).wait()
+        assert answer.finish is Finish.ERROR
+        assert "cannot be read" in answer.error and "Expected `int`" in answer.error
+        assert "cannot be read" in await asyncio.wait_for(client.wait_dead(), 2)
+        await client.stop()
+
+    asyncio.run(main())
 
 
 def test_an_idle_engine_is_heard_of_and_a_hung_one_is_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -32,7 +33,7 @@ class Started:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [sys.executable, str(HERE / "scripted_process.py"), str(self.port), str(drain_seconds), kind]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         self.log = ""
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
         self._reader = threading.Thread(target=self._read)
@@ -64,8 +65,12 @@ class Started:
         connection.sendall(raw_request(COMPLETIONS, {"prompt": prompt, "max_tokens": max_tokens, "stream": True}))
         return connection
 
-    def signal(self, number: int = signal.SIGTERM) -> float:
-        self.process.send_signal(number)
+    def signal(self, number: int = signal.SIGTERM, *, group: bool = False) -> float:
+        """group: the engine gets it as well, as from a terminal or from systemd."""
+        if group:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
         return time.monotonic()
 
     def ends(self, within_s: float) -> int:
@@ -119,21 +124,23 @@ def test_before_and_after_the_model_is_loaded() -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_signal_while_loading() -> None:
+@pytest.mark.parametrize("group", [False, True])
+def test_a_signal_while_loading(group: bool) -> None:
     with started("slow") as server:
         server.connectable()
         assert server.http.get("/health/live").status_code == 200
-        server.signal()
+        server.signal(group=group)
         assert server.ends(3) == 0
 
 
-def test_sigterm_drains() -> None:
-    """A stream and two queued calls are answered in full; nothing new is taken meanwhile."""
+@pytest.mark.parametrize("group", [False, True])
+def test_sigterm_drains(group: bool) -> None:
+    """Streams that run and calls that wait are answered in full; nothing new is taken meanwhile."""
     with started() as server:
         server.says("ready on")
-        streams = [server.stream([5, i], 100) for i in range(4)]  # two run, two wait
+        streams = [server.stream([5, i], 60) for i in range(4)]  # two run, two wait
         read_until(streams[0], 3, b"data: ")
-        server.signal()
+        server.signal(group=group)
         server.says("stopping: 4 calls")
         assert server.http.get("/health/ready").status_code == 503
         assert server.http.get("/health/live").status_code == 200

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from potok.config import EngineConfig
 from potok.engine.host import EngineHost, EngineProcess
 from potok.engine.ipc import ClientEnd
@@ -192,7 +194,14 @@ class EngineClient:
     def _read(self) -> None:
         if self._closed:  # a reading that was due when the client stopped
             return
-        for message in self._wire.receive():
+        try:
+            messages = self._wire.receive()
+        except msgspec.DecodeError as error:
+            # Nobody may wait for an answer that can never be read: with these messages, the engine is as good as dead.
+            self._die(f"its messages cannot be read ({error}); was potok changed while it started?")
+            self._host.kill()
+            return
+        for message in messages:
             self._heard = time.monotonic()
             if type(message) is Step:
                 self._stats = message.stats

@@ -41,8 +41,10 @@ def run(endpoint: str, parent: int, build: Callable[[Callable[[], None]], Engine
     and not the parent's imports.
     """
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # Ctrl-C, and systemd when it stops a service, signal the whole group. The parent decides what that means: it may
+    # let running requests finish first. When it ends, so do we.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
     def build_and_settle() -> Engine:
         engine = build(lambda: await_quiet(connection))

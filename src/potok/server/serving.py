@@ -137,9 +137,9 @@ class _Process:
     async def _live(self, service: Service) -> int:
         loading = asyncio.create_task(self._load())
         await _first(loading, self.signals.first.wait(), keep=True)
-        if not loading.done():
+        if self.signals.first.is_set():  # it may have ended the engine, too, which then is no failure
             loading.cancel()
-            await asyncio.wait((loading,))
+            await asyncio.gather(loading, return_exceptions=True)
             return EXIT_OK
         try:
             service.ready(loading.result())
