@@ -13,6 +13,7 @@ using Matrix = nanobind::ndarray<T, nanobind::ndim<2>, nanobind::c_contig, nanob
 
 void bind_replay(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_ceiling(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);  // into the module of single kernels
 
 }  // namespace potok

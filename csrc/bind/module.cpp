@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
     m.def("supported_isas", &potok::supported_isas, "Names of the kernel tables that this CPU can run, best first.");
     potok::bind_replay(m);
     potok::bind_kernels(m);
+    potok::bind_ceiling(m);
 }

@@ -1,0 +1,293 @@
+"""Measures the engine in this process: its own loop, scheduler and backend, with no server and no wire around them."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
+from potok.bench.bound import Ceilings, ModelWork, step_seconds
+from potok.bench.machine import Machine
+from potok.bench.work import best, measure_ceilings, model_work, step_work
+from potok.config import EngineConfig
+from potok.engine.build import build_engine
+from potok.engine.loop import EngineLoop
+from potok.engine.serve import Engine
+from potok.errors import ClientError, ServerError
+from potok.finish import Finish
+from potok.protocol import FromEngine, Sampling, Shutdown, Step, Submit, ToEngine
+from potok.weights.gguf import GGUFFile
+from potok.weights.model_config import read_config
+
+#: Load of the machine before we start, in parts of its cores, above which the figures are not trusted.
+BUSY = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBenchOptions:
+    """requests: how many at once, one load each. prompt_tokens, output_tokens: of each request.
+
+    long_prompt_tokens: of the prompts whose speed is measured, one at a time. rounds: of each load; the best counts.
+    """
+
+    requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 100)
+    prompt_tokens: int = 48
+    output_tokens: int = 128
+    long_prompt_tokens: int = 512
+    rounds: int = 1
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises ClientError naming the first option that makes no sense."""
+        if not self.requests or min(self.requests) < 1:
+            raise ClientError("--requests must be numbers from 1 up, such as 1,8,32.", "requests")
+        for name, least in (("prompt_tokens", 1), ("output_tokens", 3), ("long_prompt_tokens", 1), ("rounds", 1)):
+            if getattr(self, name) < least:
+                flag = "--" + name.replace("_", "-")
+                raise ClientError(f"{flag} must be at least {least}, not {getattr(self, name)}.", name)
+
+
+class TimedStep(NamedTuple):
+    """Times in seconds of one clock."""
+
+    started: float
+    ended: float
+    inputs: StepInputs
+
+
+class TimedBackend:
+    """Passes steps on, and remembers when each ran and what it computed."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.info: BackendInfo = backend.info
+        self.steps: list[TimedStep] = []
+        self._backend = backend
+
+    def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
+        started = time.perf_counter()
+        sampled = self._backend.step(inputs, rows)
+        self.steps.append(TimedStep(started, time.perf_counter(), inputs))
+        return sampled
+
+
+class Burst:
+    """The engine's connection for one load: all requests arrive at once, and the engine ends with the last of them."""
+
+    def __init__(self, requests: Sequence[Submit]) -> None:
+        self._arriving = list(requests)
+        self._open = {request.id for request in requests}
+
+    def receive(self, timeout: float) -> Sequence[ToEngine]:
+        if not self._open:
+            return [Shutdown()]
+        arrived, self._arriving = self._arriving, []
+        return arrived
+
+    def send(self, message: FromEngine) -> None:
+        if not isinstance(message, Step):
+            return
+        for chunk in message.chunks:
+            if chunk.finish is Finish.ERROR:
+                raise ServerError(f"a request of the benchmark failed: {chunk.error}")
+            if chunk.finish is not None:
+                self._open.discard(chunk.id)
+
+
+class StepFigures(NamedTuple):
+    """seconds: from the end of the step before to its own. native: inside the backend. bound: see potok.bench.bound."""
+
+    rows: int
+    sampled: int
+    prompt: bool  # some segment has several tokens
+    seconds: float
+    native: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens a second over some steps. bound: tokens a second that the machine would allow in them.
+
+    python: part of the time that was spent outside the backend.
+    """
+
+    tokens_per_s: float
+    bound: float
+    of_bound: float
+    python: float
+    steps: int
+
+    @staticmethod
+    def of(steps: Sequence[StepFigures], tokens: int) -> Rate:
+        seconds, bound = sum(s.seconds for s in steps), sum(s.bound for s in steps)
+        return Rate(
+            tokens_per_s=tokens / seconds,
+            bound=tokens / bound,
+            of_bound=bound / seconds,
+            python=1 - sum(s.native for s in steps) / seconds,
+            steps=len(steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Output tokens of one load. decode: in the steps where as many requests as ever decode, and nothing else happens.
+
+    overall: from the first step to the last, prompts included.
+    """
+
+    requests: int
+    rows: int  # of a decode step
+    decode: Rate
+    overall: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchResult:
+    """Everything that was measured, and with what. prompt: tokens of prompts alone, a second."""
+
+    command: str
+    date: str  # ISO 8601, UTC
+    machine: Machine
+    model: str
+    options: EngineBenchOptions
+    isa: str
+    threads: int
+    max_num_batched_tokens: int
+    ceilings: Ceilings
+    work: ModelWork
+    notes: list[str]
+    loads: list[LoadFigures]
+    prompt: Rate
+
+
+def run_engine_bench(
+    config: EngineConfig, options: EngineBenchOptions, command: str, say: Callable[[str], None] = lambda line: None
+) -> EngineBenchResult:
+    """Loads the model and runs the loads of `options` one after the other. `say` is told what is being measured.
+
+    Raises ClientError or LoadError for what the caller can repair.
+    """
+    options.check()
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    notes = _notes_on_load()
+    engine = build_engine(config)
+    _check_room(engine, options)
+    file = GGUFFile.open(config.model)
+    work = model_work(file, read_config(file), engine.backend.info.kv_bytes_per_token)
+    weight_bytes = work.layers.nbytes + work.head.nbytes
+    say("the machine")
+    ceilings = measure_ceilings(engine.info.threads, weight_bytes)
+    bench = EngineBench(engine, options)
+    runs = []
+    for requests in options.requests:
+        say(f"{requests} request{'s' * (requests != 1)}")
+        runs.append([bench.run(requests, options.prompt_tokens, options.output_tokens) for _ in range(options.rounds)])
+    say("prompts")
+    prompts = [bench.run(1, options.long_prompt_tokens, 1) for _ in range(max(3, options.rounds))]
+    say("the machine, again")
+    ceilings = best(ceilings, measure_ceilings(engine.info.threads, weight_bytes))
+    return EngineBenchResult(
+        command=command,
+        date=date,
+        machine=Machine.read(),
+        model=os.path.basename(config.model),
+        options=options,
+        isa=engine.info.isa,
+        threads=engine.info.threads,
+        max_num_batched_tokens=engine.info.max_num_batched_tokens,
+        ceilings=ceilings,
+        work=work,
+        notes=[*notes, *engine.info.notes],
+        loads=[
+            max((load_figures(n, step_figures(work, ceilings, run)) for run in rounds), key=_decode_rate)
+            for n, rounds in zip(options.requests, runs, strict=True)
+        ],
+        prompt=max((prompt_rate(step_figures(work, ceilings, run)) for run in prompts), key=lambda r: r.tokens_per_s),
+    )
+
+
+class EngineBench:
+    """Loads on one engine. Every request is greedy, runs to its last token, and has a prompt that no other has."""
+
+    def __init__(self, engine: Engine, options: EngineBenchOptions) -> None:
+        self._engine = engine
+        self._random = random.Random(options.seed)
+        self._ids = 0
+
+    def run(self, requests: int, prompt_tokens: int, output_tokens: int) -> list[TimedStep]:
+        vocab = range(self._engine.info.vocab_size)
+        submits = []
+        for _ in range(requests):
+            self._ids += 1
+            submits.append(Submit(self._ids, self._random.choices(vocab, k=prompt_tokens), output_tokens, Sampling()))
+        timed = TimedBackend(self._engine.backend)
+        EngineLoop(self._engine.scheduler, timed, Burst(submits)).run()
+        return timed.steps
+
+
+def step_figures(work: ModelWork, ceilings: Ceilings, steps: Sequence[TimedStep]) -> list[StepFigures]:
+    figures = []
+    before = steps[0].started
+    for started, ended, inputs in steps:
+        step = step_work(inputs)
+        bound = step_seconds(work, ceilings, step)
+        prompt = step.prompt_context > 0
+        figures.append(StepFigures(step.rows, step.sampled, prompt, ended - before, ended - started, bound))
+        before = ended
+    return figures
+
+
+def load_figures(requests: int, steps: Sequence[StepFigures]) -> LoadFigures:
+    decode = [s for s in steps if not s.prompt]
+    rows = max(s.rows for s in decode)
+    full = [s for s in decode if s.rows == rows]
+    return LoadFigures(
+        requests=requests,
+        rows=rows,
+        decode=Rate.of(full, sum(s.sampled for s in full)),
+        overall=Rate.of(steps, sum(s.sampled for s in steps)),
+    )
+
+
+def prompt_rate(steps: Sequence[StepFigures]) -> Rate:
+    return Rate.of(steps, sum(s.rows for s in steps))
+
+
+def _decode_rate(figures: LoadFigures) -> float:
+    return figures.decode.tokens_per_s
+
+
+def _check_room(engine: Engine, options: EngineBenchOptions) -> None:
+    """Raises ClientError where the loads would not run as they are meant to."""
+    info = engine.info
+    longest = max(options.prompt_tokens + options.output_tokens, options.long_prompt_tokens + 1)
+    if longest > info.max_model_len:
+        raise ClientError(
+            f"a request of {longest} tokens is too long: max_model_len is {info.max_model_len}; lower --prompt-tokens, "
+            "--output-tokens or --long-prompt-tokens.",
+            "prompt_tokens",
+        )
+    most = max(options.requests)
+    if most > info.max_num_seqs:
+        raise ClientError(
+            f"--requests: at most {info.max_num_seqs} (--max-num-seqs) run at once, not {most}.", "requests"
+        )
+    blocks = most * -(-(options.prompt_tokens + options.output_tokens) // info.block_size)
+    if blocks > info.num_blocks:
+        raise ClientError(
+            f"{most} requests need {blocks} KV blocks, but there are {info.num_blocks}; raise --kv-cache-memory.",
+            "requests",
+        )
+
+
+def _notes_on_load() -> list[str]:
+    load = os.getloadavg()[0]
+    if load <= BUSY * (os.cpu_count() or 1):
+        return []
+    return [f"other programs were running before the start (load {load:.1f}): these figures are too low"]
