@@ -15,28 +15,37 @@ using namespace nb::literals;
 namespace potok {
 namespace {
 
+template <class T>
+struct Integers {
+    Integers(int rows, int cols)
+        : q((size_t)rows * cols), d((size_t)rows * (cols / kGroup)), s(d.size()), sum(d.size()), cols(cols) {}
+    IntRows<T> from(int row) {
+        const size_t group = (size_t)row * (cols / kGroup);
+        return {q.data() + (size_t)row * cols, d.data() + group, s.data() + group, sum.data() + group};
+    }
+    std::vector<T> q;
+    std::vector<float> d, s;
+    std::vector<int32_t> sum;
+    int cols;
+};
+
 // Activations in every form; buffers live as long as this.
 struct Activations {
-    Activations(const Kernels& kernels, Matrix<const float> x) : cols((int)x.shape(1)) {
-        const int rows = (int)x.shape(0);
-        const size_t groups = cols / kGroup;
-        f32.assign(x.data(), x.data() + (size_t)rows * cols);
-        a8.resize((size_t)rows * cols);
-        a16.resize((size_t)rows * cols);
-        for (auto* v : {&a8_d, &a8_s, &a16_d, &a16_s}) v->resize(rows * groups);
-        for (int r = 0; r < rows && groups > 0; r++) {
-            const float* row = x.data() + (size_t)r * cols;
-            kernels.quantize_a8(row, cols, a8.data() + (size_t)r * cols, &a8_d[r * groups], &a8_s[r * groups]);
-            kernels.quantize_a16(row, cols, a16.data() + (size_t)r * cols, &a16_d[r * groups], &a16_s[r * groups]);
+    Activations(const Kernels& kernels, Matrix<const float> x)
+        : f32(x.data(), x.data() + x.size()),
+          a8((int)x.shape(0), (int)x.shape(1)),
+          a16((int)x.shape(0), (int)x.shape(1)),
+          cols((int)x.shape(1)) {
+        for (int r = 0; r < (int)x.shape(0); r++) {
+            kernels.quantize_a8(x.data() + (size_t)r * cols, cols, a8.from(r));
+            kernels.quantize_a16(x.data() + (size_t)r * cols, cols, a16.from(r));
         }
     }
-    ActRows view() {
-        return {f32.data(), a8.data(), a8_d.data(), a8_s.data(), a16.data(), a16_d.data(), a16_s.data(), cols};
-    }
+    ActRows view() { return {f32.data(), a8.from(0), a16.from(0), cols}; }
+    std::vector<float> f32;
+    Integers<int8_t> a8;
+    Integers<int16_t> a16;
     int cols;
-    std::vector<float> f32, a8_d, a8_s, a16_d, a16_s;
-    std::vector<int8_t> a8;
-    std::vector<int16_t> a16;
 };
 
 void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> weight, Matrix<const float> x,
@@ -50,7 +59,7 @@ void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> w
     Arena arena;
     uint8_t* packed = arena.allocate((size_t)panels * panel_bytes(format, k));
     pack_panels(s, weight.data(), n, k, 0, panels, packed);
-    const PackedWeight w{format, (Act)act, n, k, packed, panel_bytes(format, k)};
+    const PackedWeight w{format, (Act)act, n, k, packed};
     Activations activations(kernels, x);
     const ActRows rows = activations.view();
     LinearTask t{};
@@ -64,12 +73,14 @@ void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> w
     for (int i = 0; i < repeat; i++) kernels.linear(t);
 }
 
-void quantize_a8(const std::string& isa, Vector<const float> x, Vector<int8_t> q, Vector<float> d, Vector<float> s) {
-    kernels_of(isa).quantize_a8(x.data(), (int)x.shape(0), q.data(), d.data(), s.data());
+void quantize_a8(const std::string& isa, Vector<const float> x, Vector<int8_t> q, Vector<float> d, Vector<float> s,
+                 Vector<int32_t> sum) {
+    kernels_of(isa).quantize_a8(x.data(), (int)x.shape(0), {q.data(), d.data(), s.data(), sum.data()});
 }
 
-void quantize_a16(const std::string& isa, Vector<const float> x, Vector<int16_t> q, Vector<float> d, Vector<float> s) {
-    kernels_of(isa).quantize_a16(x.data(), (int)x.shape(0), q.data(), d.data(), s.data());
+void quantize_a16(const std::string& isa, Vector<const float> x, Vector<int16_t> q, Vector<float> d, Vector<float> s,
+                  Vector<int32_t> sum) {
+    kernels_of(isa).quantize_a16(x.data(), (int)x.shape(0), {q.data(), d.data(), s.data(), sum.data()});
 }
 
 void rms_norm(const std::string& isa, Vector<const float> x, Vector<const float> weight, float eps, Vector<float> out) {
@@ -138,8 +149,8 @@ void attention(const std::string& isa, Matrix<const float> q, Matrix<const uint8
 void bind_kernels(nb::module_& m) {
     nb::module_ k = m.def_submodule("kernels", "Single kernels of a named table.");
     k.def("linear", &linear, "isa"_a, "source"_a, "act"_a, "weight"_a, "x"_a, "out"_a, "repeat"_a = 1);
-    k.def("quantize_a8", &quantize_a8, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a);
-    k.def("quantize_a16", &quantize_a16, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a);
+    k.def("quantize_a8", &quantize_a8, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a, "sum"_a);
+    k.def("quantize_a16", &quantize_a16, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a, "sum"_a);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
     k.def("swiglu", &swiglu, "isa"_a, "gate"_a, "up"_a, "out"_a);
     k.def("rope_kv", &rope_kv, "isa"_a, "qkv"_a, "cos_sin"_a, "heads"_a, "kv_heads"_a, "block_size"_a, "slot"_a,

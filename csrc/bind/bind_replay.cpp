@@ -22,7 +22,7 @@ using Floats = Vector<const float>;
 
 int add_weight(Replay& self, int source, int act, int k, Matrix<const uint8_t> rows) {
     const Source s = (Source)source;
-    if (k % (s == Source::F32 || s == Source::F16 ? 1 : kGroup) != 0 || rows.shape(1) != source_row_bytes(s, k)) {
+    if (k % source_qblock(s) != 0 || rows.shape(1) != source_row_bytes(s, k)) {
         throw std::invalid_argument("rows do not have the bytes of k elements");
     }
     nb::gil_scoped_release release;

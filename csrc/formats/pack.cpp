@@ -2,111 +2,254 @@
 
 #include <string.h>
 
+#include <stdexcept>
+
 namespace potok {
 namespace {
 
-// Q4_1, 32 elements in 20 bytes: f16 d, f16 m, 16 bytes: element i in the low nibble of byte i, i + 16 in the high.
-constexpr int kQ41Bytes = 20;
-// Q8_0, 32 elements in 34 bytes: f16 d, 32 signed bytes.
-constexpr int kQ80Bytes = 34;
+// Values of the 16 levels of IQ4_NL and IQ4_XS.
+constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-// Four bytes of the panel take eight nibbles: k = 8 j + 0..3 low, 8 j + 4..7 high, of the low nibbles of the row's
-// bytes for j = 0, 1 and of the high ones for j = 2, 3.
-void pack_q4_1(const uint8_t* row, int k, int column, uint8_t* panel) {
+uint32_t load32(const void* p) {
+    uint32_t u;
+    memcpy(&u, p, 4);
+    return u;
+}
+
+// --- one qblock of one column into its panel ---------------------------------------------------------------------
+
+void put_nibbles(const uint8_t levels[32], int column, uint8_t* qblock) {
     constexpr uint32_t low4 = 0x0f0f0f0f;
-    for (int g = 0; g < k / kGroup; g++, row += kQ41Bytes, panel += kP4MBytes) {
-        memcpy(panel + 256 + 2 * column, row, 2);
-        memcpy(panel + 288 + 2 * column, row + 2, 2);
-        uint32_t q[4];
-        memcpy(q, row + 4, 16);
-        for (int j = 0; j < 4; j++) {
-            const int shift = j < 2 ? 0 : 4;
-            const uint32_t four = (q[2 * (j % 2)] >> shift & low4) | (q[2 * (j % 2) + 1] >> shift & low4) << 4;
-            memcpy(panel + 64 * j + 4 * column, &four, 4);
+    for (int j = 0; j < 4; j++) {
+        const uint32_t four = (load32(levels + 8 * j) & low4) | (load32(levels + 8 * j + 4) & low4) << 4;
+        memcpy(qblock + 64 * j + 4 * column, &four, 4);
+    }
+}
+
+void put_high_bits(const uint8_t levels[32], int column, uint8_t* qblock) {
+    uint32_t plane = 0;
+    for (int bit = 0; bit < 8; bit++) plane |= (load32(levels + 4 * bit) >> 4 & 0x01010101) << bit;
+    memcpy(qblock + 256 + 4 * column, &plane, 4);
+}
+
+void put_bytes(const int8_t levels[32], int column, uint8_t* qblock) {
+    for (int pair = 0; pair < kGroup / 2; pair++) {
+        const int8_t two[2] = {levels[pair_k(pair, 0)], levels[pair_k(pair, 1)]};
+        memcpy(qblock + 32 * pair + 2 * column, two, 2);
+    }
+}
+
+void put_half(const uint8_t* half, int column, uint8_t* at) {
+    memcpy(at + 2 * column, half, 2);
+}
+
+// 16 bytes of nibbles: element i in the low nibble of byte i, element i + 16 in the high one.
+void split_nibbles(const uint8_t* bytes, uint8_t levels[32]) {
+    for (int i = 0; i < 16; i++) {
+        levels[i] = bytes[i] & 15;
+        levels[i + 16] = bytes[i] >> 4;
+    }
+}
+
+// --- types with qblocks of 32 ------------------------------------------------------------------------------------
+
+// d f16 | m f16, if it has one | 32 fifth bits, if it has them | 16 bytes of nibbles
+template <Packed F>
+void pack_simple(const uint8_t* row, int k, int column, uint8_t* panel) {
+    constexpr int head = has_minimum(F) ? 4 : 2, bits = has_high_bits(F) ? 4 : 0;
+    uint8_t levels[32];
+    for (int g = 0; g < k / kGroup; g++, row += head + bits + 16) {
+        uint8_t* out = panel + qblock_at(F, g);
+        split_nibbles(row + head + bits, levels);
+        put_nibbles(levels, column, out);
+        if (bits) {
+            const uint32_t high = load32(row + head);
+            for (int i = 0; i < 32; i++) levels[i] = (uint8_t)(high >> i << 4 & 16);
+            put_high_bits(levels, column, out);
+        }
+        put_half(row, column, out + level_bytes(F));
+        if (has_minimum(F)) put_half(row + 2, column, out + level_bytes(F) + 2 * kPanel);
+    }
+}
+
+// d f16 | 32 signed bytes
+void pack_q8_0(const uint8_t* row, int k, int column, uint8_t* panel) {
+    for (int g = 0; g < k / kGroup; g++, row += 34) {
+        uint8_t* out = panel + qblock_at(Packed::P8, g);
+        put_bytes((const int8_t*)row + 2, column, out);
+        put_half(row, column, out + level_bytes(Packed::P8));
+    }
+}
+
+// d f16 | 16 bytes of nibbles that index kNonLinear
+void pack_iq4_nl(const uint8_t* row, int k, int column, uint8_t* panel) {
+    uint8_t index[32];
+    int8_t levels[32];
+    for (int g = 0; g < k / kGroup; g++, row += 18) {
+        uint8_t* out = panel + qblock_at(Packed::P8, g);
+        split_nibbles(row + 2, index);
+        for (int i = 0; i < 32; i++) levels[i] = kNonLinear[index[i]];
+        put_bytes(levels, column, out);
+        put_half(row, column, out + level_bytes(Packed::P8));
+    }
+}
+
+// --- types with superblocks of 256 -------------------------------------------------------------------------------
+
+// Q4_K: d f16 | dmin f16 | 12 bytes of scales | 4 x 32 bytes of nibbles: the low ones are one group, the high the next
+// Q5_K: d f16 | dmin f16 | 12 bytes of scales | 32 bytes, bit g for group g | nibbles as Q4_K
+template <Packed F>
+void pack_min_k(const uint8_t* row, int k, int column, uint8_t* panel) {
+    constexpr int bits = has_high_bits(F) ? 32 : 0;
+    uint8_t levels[32];
+    for (int b = 0; b < k / kSuperblock; b++, row += 16 + bits + 128) {
+        uint8_t* header = panel + header_at(F, 8 * b);
+        put_half(row, column, header);
+        put_half(row + 2, column, header + 32);
+        const uint8_t* s = row + 4;
+        for (int g = 0; g < 8; g++) {
+            // 6-bit scales and minimums: the first four whole, the last four with their upper bits in the first eight
+            const int sc = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
+            const int mn = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
+            header[64 + kPanel * g + column] = (uint8_t)sc;
+            header[192 + kPanel * g + column] = (uint8_t)mn;
+            const uint8_t* q = row + 16 + bits + 32 * (g / 2);
+            for (int i = 0; i < 32; i++) {
+                levels[i] = q[i] >> (4 * (g % 2)) & 15;
+                if (bits) levels[i] |= (uint8_t)((row[16 + i] >> g & 1) << 4);
+            }
+            uint8_t* out = panel + qblock_at(F, 8 * b + g);
+            put_nibbles(levels, column, out);
+            if (bits) put_high_bits(levels, column, out);
         }
     }
 }
 
-void pack_q8_0(const uint8_t* row, int k, int column, uint8_t* panel) {
-    for (int g = 0; g < k / kGroup; g++, row += kQ80Bytes, panel += kP8Bytes) {
-        memcpy(panel + 512 + 2 * column, row, 2);
-        for (int pair = 0; pair < kGroup / 2; pair++) {
-            const uint8_t two[2] = {row[2 + pair_k(pair, 0)], row[2 + pair_k(pair, 1)]};
-            memcpy(panel + 32 * pair + 2 * column, two, 2);
+// Levels of one superblock and a scale for each 16 of them.
+struct Signed256 {
+    int8_t levels[256];
+    int8_t scales[16];
+};
+
+// 128 low nibble pairs | 64 bytes of upper two bits | 16 signed scales | d f16; in each half of 128 elements the four
+// quarters take the low nibbles of bytes 0-31, of 32-63, the high ones of 0-31, of 32-63. Levels are less 32.
+void decode_q6_k(const uint8_t* p, Signed256& out) {
+    for (int half = 0; half < 2; half++) {
+        const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
+        for (int quarter = 0; quarter < 4; quarter++) {
+            for (int i = 0; i < 32; i++) {
+                const int nibble = low[32 * (quarter % 2) + i] >> (4 * (quarter / 2)) & 15;
+                out.levels[128 * half + 32 * quarter + i] =
+                    (int8_t)((nibble | (high[i] >> (2 * quarter) & 3) << 4) - 32);
+            }
         }
     }
+    memcpy(out.scales, p + 192, 16);
 }
+
+// 32 bytes of third bits | 64 bytes of two bits | 12 bytes of 6-bit scales, less 32 | d f16. Levels are less 4.
+void decode_q3_k(const uint8_t* p, Signed256& out) {
+    for (int g = 0; g < 8; g++) {
+        const uint8_t* two = p + 32 + 32 * (g / 4);
+        for (int i = 0; i < 32; i++) {
+            out.levels[32 * g + i] = (int8_t)((two[i] >> (2 * (g % 4)) & 3) - (p[i] >> g & 1 ? 0 : 4));
+        }
+    }
+    const uint8_t* s = p + 96;
+    for (int i = 0; i < 16; i++) {
+        const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+        out.scales[i] = (int8_t)((low | (s[8 + i % 4] >> (2 * (i / 4)) & 3) << 4) - 32);
+    }
+}
+
+// d f16 | u16 of upper scale bits | 4 bytes of lower ones | 8 x 16 bytes of nibbles; scales less 32, one for each 32.
+void decode_iq4_xs(const uint8_t* p, Signed256& out) {
+    const int upper = p[2] | p[3] << 8;
+    uint8_t index[32];
+    for (int g = 0; g < 8; g++) {
+        const int scale = (p[4 + g / 2] >> (4 * (g % 2)) & 15) | (upper >> (2 * g) & 3) << 4;
+        out.scales[2 * g] = out.scales[2 * g + 1] = (int8_t)(scale - 32);
+        split_nibbles(p + 8 + 16 * g, index);
+        for (int i = 0; i < 32; i++) out.levels[32 * g + i] = kNonLinear[index[i]];
+    }
+}
+
+template <void (*Decode)(const uint8_t*, Signed256&), int Bytes, int HalfAt>
+void pack_signed_k(const uint8_t* row, int k, int column, uint8_t* panel) {
+    Signed256 values;
+    for (int b = 0; b < k / kSuperblock; b++, row += Bytes) {
+        Decode(row, values);
+        uint8_t* header = panel + header_at(Packed::P8K, 8 * b);
+        put_half(row + HalfAt, column, header);
+        for (int i = 0; i < 16; i++) header[32 + kPanel * i + column] = (uint8_t)values.scales[i];
+        for (int g = 0; g < 8; g++)
+            put_bytes(values.levels + 32 * g, column, panel + qblock_at(Packed::P8K, 8 * b + g));
+    }
+}
+
+// --- floats ------------------------------------------------------------------------------------------------------
 
 template <class T>
 void pack_float(const uint8_t* row, int k, int column, uint8_t* panel) {
-    for (int i = 0; i < k; i++)
+    for (int i = 0; i < k; i++) {
         memcpy(panel + ((size_t)i * kPanel + column) * sizeof(T), row + i * sizeof(T), sizeof(T));
+    }
+}
+
+// --- all of them -------------------------------------------------------------------------------------------------
+
+struct Type {
+    Source source;
+    Packed form;
+    int qblock, bytes;  // elements, and what they take in the file
+    void (*pack)(const uint8_t* row, int k, int column, uint8_t* panel);
+};
+
+constexpr Type kTypes[] = {
+    {Source::F32, Packed::F32, 1, 4, pack_float<uint32_t>},
+    {Source::F16, Packed::F16, 1, 2, pack_float<uint16_t>},
+    {Source::BF16, Packed::BF16, 1, 2, pack_float<uint16_t>},
+    {Source::Q4_0, Packed::P4, 32, 18, pack_simple<Packed::P4>},
+    {Source::Q4_1, Packed::P4M, 32, 20, pack_simple<Packed::P4M>},
+    {Source::Q5_0, Packed::P5, 32, 22, pack_simple<Packed::P5>},
+    {Source::Q5_1, Packed::P5M, 32, 24, pack_simple<Packed::P5M>},
+    {Source::Q8_0, Packed::P8, 32, 34, pack_q8_0},
+    {Source::IQ4_NL, Packed::P8, 32, 18, pack_iq4_nl},
+    {Source::Q4_K, Packed::P4K, 256, 144, pack_min_k<Packed::P4K>},
+    {Source::Q5_K, Packed::P5K, 256, 176, pack_min_k<Packed::P5K>},
+    {Source::Q6_K, Packed::P8K, 256, 210, pack_signed_k<decode_q6_k, 210, 208>},
+    {Source::Q3_K, Packed::P8K, 256, 110, pack_signed_k<decode_q3_k, 110, 108>},
+    {Source::IQ4_XS, Packed::P8K, 256, 136, pack_signed_k<decode_iq4_xs, 136, 0>},
+};
+
+const Type& type_of(Source source) {
+    for (const Type& type : kTypes) {
+        if (type.source == source) return type;
+    }
+    throw std::invalid_argument("this tensor type has no packed form");
 }
 
 }  // namespace
 
 Packed packed_form(Source source) {
-    switch (source) {
-        case Source::Q4_1:
-            return Packed::P4M;
-        case Source::Q8_0:
-            return Packed::P8;
-        case Source::F16:
-            return Packed::F16;
-        case Source::F32:
-            break;
-    }
-    return Packed::F32;
-}
-
-size_t panel_bytes(Packed format, int k) {
-    switch (format) {
-        case Packed::P4M:
-            return (size_t)k / kGroup * kP4MBytes;
-        case Packed::P8:
-            return (size_t)k / kGroup * kP8Bytes;
-        case Packed::F16:
-            return (size_t)k * kPanel * 2;
-        case Packed::F32:
-            break;
-    }
-    return (size_t)k * kPanel * 4;
+    return type_of(source).form;
 }
 
 size_t source_row_bytes(Source source, int k) {
-    switch (source) {
-        case Source::Q4_1:
-            return (size_t)k / kGroup * kQ41Bytes;
-        case Source::Q8_0:
-            return (size_t)k / kGroup * kQ80Bytes;
-        case Source::F16:
-            return (size_t)k * 2;
-        case Source::F32:
-            break;
-    }
-    return (size_t)k * 4;
+    const Type& type = type_of(source);
+    return (size_t)k / type.qblock * type.bytes;
+}
+
+int source_qblock(Source source) {
+    return type_of(source).qblock;
 }
 
 void pack_panels(Source source, const uint8_t* rows, int n, int k, int panel0, int panel1, uint8_t* out) {
-    const size_t row_bytes = source_row_bytes(source, k), stride = panel_bytes(packed_form(source), k);
+    const Type& type = type_of(source);
+    const size_t row_bytes = source_row_bytes(source, k), stride = panel_bytes(type.form, k);
     for (int p = panel0; p < panel1; p++) {
-        uint8_t* panel = out + (size_t)p * stride;
         for (int c = 0; c < kPanel && p * kPanel + c < n; c++) {
-            const uint8_t* row = rows + (size_t)(p * kPanel + c) * row_bytes;
-            switch (source) {
-                case Source::Q4_1:
-                    pack_q4_1(row, k, c, panel);
-                    break;
-                case Source::Q8_0:
-                    pack_q8_0(row, k, c, panel);
-                    break;
-                case Source::F16:
-                    pack_float<uint16_t>(row, k, c, panel);
-                    break;
-                case Source::F32:
-                    pack_float<float>(row, k, c, panel);
-                    break;
-            }
+            type.pack(rows + (size_t)(p * kPanel + c) * row_bytes, k, c, out + (size_t)p * stride);
         }
     }
 }

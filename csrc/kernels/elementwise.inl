@@ -32,43 +32,45 @@ static void rms_norm(const float* x, const float* weight, int cols, float eps, f
     }
 }
 
-// One scale per 32: d = amax / limit, q = round(a * (limit / amax)), s = d * sum(q).
+// One scale per 32: d = amax / limit, q = round(a * (limit / amax)), s = d * sum(q). q and sum(q) are whole.
 // A group that holds NaN or infinity gets q = 0 and d = NaN, so that the row's logits show it.
-static inline void quantize_group(const float* x, float limit, int32_t* q, float* d, float* s) {
+static inline void quantize_group(const float* x, float limit, int32_t* q, float* d, float* s, int32_t* sum) {
     const Lanes a = load(x), b = load(x + 16), most = set1(3.40282347e38f);
     if ((bits(greater_equal(most, abs(a))) & bits(greater_equal(most, abs(b)))) != 0xffff) {
         memset(q, 0, kGroup * sizeof(int32_t));
         *d = *s = __builtin_nanf("");
+        *sum = 0;
         return;
     }
     const float amax = max_tree(max(abs(a), abs(b)));
     const Lanes inverse = set1(amax > 0 ? limit / amax : 0);
     store_i32(q, round_even(mul(a, inverse)));
     store_i32(q + 16, round_even(mul(b, inverse)));
-    int32_t sum = 0;
-    for (int i = 0; i < kGroup; i++) sum += q[i];
+    int32_t total = 0;
+    for (int i = 0; i < kGroup; i++) total += q[i];
     *d = amax / limit;
-    *s = *d * (float)sum;
+    *s = *d * (float)total;
+    *sum = total;
 }
 
-static void quantize_a8(const float* x, int cols, int8_t* q, float* d, float* s) {
+static void quantize_a8(const float* x, int cols, IntRows<int8_t> out) {
     int32_t wide[kGroup];
     for (int g = 0; g < cols / kGroup; g++) {
-        quantize_group(x + g * kGroup, 127.0f, wide, d + g, s + g);
-        for (int i = 0; i < kGroup; i++) q[g * kGroup + i] = (int8_t)wide[i];
+        quantize_group(x + g * kGroup, 127.0f, wide, out.d + g, out.s + g, out.sum + g);
+        for (int i = 0; i < kGroup; i++) out.q[g * kGroup + i] = (int8_t)wide[i];
     }
 }
 
-static void quantize_a16(const float* x, int cols, int16_t* q, float* d, float* s) {
+static void quantize_a16(const float* x, int cols, IntRows<int16_t> out) {
     int32_t wide[kGroup];
     for (int g = 0; g < cols / kGroup; g++) {
-        quantize_group(x + g * kGroup, 32767.0f, wide, d + g, s + g);
-        int16_t* out = q + g * kGroup;
+        quantize_group(x + g * kGroup, 32767.0f, wide, out.d + g, out.s + g, out.sum + g);
+        int16_t* q = out.q + g * kGroup;
         for (int i = 0; i < kGroup; i += 4) {  // pair order: 0 2 1 3
-            out[i] = (int16_t)wide[i];
-            out[i + 1] = (int16_t)wide[i + 2];
-            out[i + 2] = (int16_t)wide[i + 1];
-            out[i + 3] = (int16_t)wide[i + 3];
+            q[i] = (int16_t)wide[i];
+            q[i + 1] = (int16_t)wide[i + 2];
+            q[i + 2] = (int16_t)wide[i + 1];
+            q[i + 3] = (int16_t)wide[i + 3];
         }
     }
 }
@@ -136,37 +138,5 @@ static void rope_kv(const RopeTask& t) {
         write_kv<uint16_t>(t);
     } else {
         write_kv<float>(t);
-    }
-}
-
-// Row n of a packed weight as floats: exactly the value that the file's format defines.
-static void unpack_row(const PackedWeight& w, int row, float* out) {
-    const uint8_t* panel = w.data + (size_t)(row / kPanel) * w.panel_bytes;
-    const int c = row % kPanel;
-    for (int k = 0; k < w.k; k++) {
-        const int b = k / kGroup, r = k % kGroup;
-        switch (w.format) {
-            case Packed::P4M: {
-                const uint8_t* q = panel + (size_t)b * kP4MBytes;
-                const uint16_t* scales = (const uint16_t*)(q + 256);
-                const uint8_t byte = q[64 * (r / 8) + 4 * c + r % 4];
-                const int nibble = r % 8 < 4 ? byte & 15 : byte >> 4;
-                out[k] = (float)nibble * f16_to_f32(scales[c]) + f16_to_f32(scales[16 + c]);
-                break;
-            }
-            case Packed::P8: {
-                const uint8_t* q = panel + (size_t)b * kP8Bytes;
-                const int pair = 2 * (r / 4) + r % 2, element = r / 2 % 2;
-                const int8_t value = (int8_t)q[32 * pair + 2 * c + element];
-                out[k] = (float)value * f16_to_f32(((const uint16_t*)(q + 512))[c]);
-                break;
-            }
-            case Packed::F16:
-                out[k] = f16_to_f32(((const uint16_t*)panel)[(size_t)k * kPanel + c]);
-                break;
-            case Packed::F32:
-                out[k] = ((const float*)panel)[(size_t)k * kPanel + c];
-                break;
-        }
     }
 }

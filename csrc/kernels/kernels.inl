@@ -11,6 +11,7 @@ namespace POTOK_ISA {
 #include "kernels/math.inl"
 //
 #include "kernels/attention.inl"
+#include "kernels/decode.inl"
 #include "kernels/elementwise.inl"
 #include "kernels/linear.inl"
 #include "kernels/sampling.inl"

@@ -49,6 +49,12 @@ static inline Lanes load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+// bf16 is the upper half of a float
+static inline Lanes load_bf16(const uint16_t* p) {
+    return {
+        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)),
+        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8))), 16))};
+}
 static inline void store_f16(uint16_t* p, Lanes a) {
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
@@ -210,6 +216,14 @@ static inline Lanes broadcast(const float* p) {
 }
 static inline Lanes load_f16(const uint16_t* p) {
     POTOK_LANES(Lanes, f16_to_f32(p[i]));
+}
+static inline Lanes load_bf16(const uint16_t* p) {
+    Lanes r;
+    for (int i = 0; i < 16; i++) {
+        const uint32_t u = (uint32_t)p[i] << 16;
+        memcpy(&r.v[i], &u, 4);
+    }
+    return r;
 }
 static inline void store_f16(uint16_t* p, Lanes a) {
     for (int i = 0; i < 16; i++) p[i] = f32_to_f16(a.v[i]);

@@ -1,9 +1,9 @@
-// Linears over packed panels. A task covers rows [row0, row1) and panels [panel0, panel1); one tile is up to kTile
-// rows by 16 columns, and every output is one chain of operations over k ascending (docs/numerics.md), so the tiling
-// cannot be seen in the result. Tile functions are named tile_<weight>_<activation>; the integer ones differ per ISA.
-// Included inside the namespace of an ISA, after lanes.h.
+// Linears over packed panels. A task covers rows [row0, row1) and panels [panel0, panel1); one tile is up to
+// kTileHeight rows by 16 columns, and every output is one chain of operations over k ascending (docs/numerics.md), so
+// the tiling cannot be seen in the result. Each ISA gives kTileHeight and three tiles, all with acc[row * 16 + column]:
+//   tile_a8, tile_a16 <form, rows>(panel, rows of integers, k, acc), tile_float <form, rows>(panel, rows, k, acc).
+// Included inside the namespace of an ISA, after lanes.h and decode.inl.
 
-// acc[r * 16 + c] += the chain of panel `w` and `rows` rows of activations starting at `row`.
 #if defined(POTOK_AVX2)
 #include "kernels/linear_avx2.inl"
 #else
@@ -33,44 +33,66 @@ static inline void store_tile(const LinearTask& t, const float* acc, int row, in
     }
 }
 
-template <int Rows>
+template <class T>
+static inline IntRows<T> from_row(const IntRows<T>& a, int row, int k) {
+    const size_t group = (size_t)row * (k / kGroup);
+    return {a.q + (size_t)row * k, a.d + group, a.s + group, a.sum + group};
+}
+
+template <Packed F, Act A, int Rows>
 static inline void tile(const LinearTask& t, int row, int panel) {
-    const PackedWeight& w = *t.weight;
-    const ActRows& a = *t.acts;
-    const uint8_t* data = w.data + (size_t)panel * w.panel_bytes;
-    const int groups = w.k / kGroup;
-    const size_t at = (size_t)row * w.k, group_at = (size_t)row * groups;
+    const int k = t.weight->k;
+    const uint8_t* data = t.weight->data + (size_t)panel * panel_bytes(F, k);
     alignas(64) float acc[Rows * kPanel];
-    if (w.format == Packed::P4M && w.act == Act::A8) {
-        tile_p4m_a8<Rows>(data, a.a8 + at, a.a8_d + group_at, a.a8_s + group_at, w.k, acc);
-    } else if (w.format == Packed::P4M) {
-        tile_p4m_a16<Rows>(data, a.a16 + at, a.a16_d + group_at, a.a16_s + group_at, w.k, acc);
-    } else if (w.format == Packed::P8) {
-        tile_p8_a16<Rows>(data, a.a16 + at, a.a16_d + group_at, w.k, acc);
-    } else if (w.format == Packed::F16) {
-        tile_f16<Rows>((const uint16_t*)data, a.f32 + at, w.k, acc);
+    if constexpr (A == Act::A8) {
+        tile_a8<F, Rows>(data, from_row(t.acts->a8, row, k), k, acc);
+    } else if constexpr (A == Act::A16) {
+        tile_a16<F, Rows>(data, from_row(t.acts->a16, row, k), k, acc);
     } else {
-        tile_f32<Rows>((const float*)data, a.f32 + at, w.k, acc);
+        tile_float<F, Rows>(data, t.acts->f32 + (size_t)row * k, k, acc);
     }
     store_tile(t, acc, row, Rows, panel);
 }
 
-static void linear(const LinearTask& t) {
+// The last rows, fewer than a whole tile.
+template <Packed F, Act A, int Rows>
+static inline void last_tile(const LinearTask& t, int row, int panel) {
+    if constexpr (Rows > 0) {
+        if (t.row1 - row == Rows) {
+            tile<F, A, Rows>(t, row, panel);
+        } else {
+            last_tile<F, A, Rows - 1>(t, row, panel);
+        }
+    }
+}
+
+template <Packed F, Act A>
+static void linear_of(const LinearTask& t) {
     for (int panel = t.panel0; panel < t.panel1; panel++) {
         int row = t.row0;
-        for (; row + 4 <= t.row1; row += 4) tile<4>(t, row, panel);
-        switch (t.row1 - row) {
-            case 3:
-                tile<3>(t, row, panel);
-                break;
-            case 2:
-                tile<2>(t, row, panel);
-                break;
-            case 1:
-                tile<1>(t, row, panel);
-                break;
-            default:
-                break;
-        }
+        for (; row + kTileHeight <= t.row1; row += kTileHeight) tile<F, A, kTileHeight>(t, row, panel);
+        last_tile<F, A, kTileHeight - 1>(t, row, panel);
+    }
+}
+
+// Float weights take float activations, 8-bit ones 16-bit activations, the others what was chosen for the tensor.
+static void linear(const LinearTask& t) {
+    switch (t.weight->format) {
+#define POTOK_LINEAR(form)                                \
+    case Packed::form:                                    \
+        if constexpr (is_float(Packed::form)) {           \
+            linear_of<Packed::form, Act::F32>(t);         \
+        } else if constexpr (has_nibbles(Packed::form)) { \
+            if (t.weight->act == Act::A8) {               \
+                linear_of<Packed::form, Act::A8>(t);      \
+            } else {                                      \
+                linear_of<Packed::form, Act::A16>(t);     \
+            }                                             \
+        } else {                                          \
+            linear_of<Packed::form, Act::A16>(t);         \
+        }                                                 \
+        break;
+        POTOK_FORMS(POTOK_LINEAR)
+#undef POTOK_LINEAR
     }
 }

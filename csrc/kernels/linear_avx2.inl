@@ -9,6 +9,11 @@
 #define POTOK_MADD(acc, a, w) \
     __asm__("vpmaddwd %2,%1,%%ymm15\n\tvpaddd %%ymm15,%0,%0" : "+x"(acc) : "x"(a), "x"(w) : "xmm15")
 
+// Rows of one tile: 8 accumulators, 2 weights, 1 activation and 1 temporary of 16 registers.
+static constexpr int kTileHeight = 4;
+// Hardware does not prefetch across panels: this far ahead, in bytes, was best from memory and costs nothing in cache.
+static constexpr int kAhead = 1280;
+
 static inline __m256i broadcast32(const void* p) {
     return _mm256_castps_si256(_mm256_broadcast_ss((const float*)p));
 }
@@ -18,155 +23,193 @@ static inline __m256i load_i256(const void* p) {
 static inline __m256 half8(const void* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 }
+static inline __m256 unsigned8(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+static inline __m256 signed8(const void* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 
-// acc = fma(m * s, acc), then fma(d_w * d_a, float(dot), acc): the chain of one group, 16 columns of one row.
-static inline void finish_group_min(float* acc, __m256i dot0, __m256i dot1, const __m256 d[2], const __m256 m[2],
-                                    const float* da, const float* sa) {
-    const __m256 a = _mm256_broadcast_ss(da), s = _mm256_broadcast_ss(sa);
-    const __m256 x0 = _mm256_fmadd_ps(m[0], s, _mm256_load_ps(acc)),
-                 x1 = _mm256_fmadd_ps(m[1], s, _mm256_load_ps(acc + 8));
-    _mm256_store_ps(acc, _mm256_fmadd_ps(_mm256_mul_ps(d[0], a), _mm256_cvtepi32_ps(dot0), x0));
-    _mm256_store_ps(acc + 8, _mm256_fmadd_ps(_mm256_mul_ps(d[1], a), _mm256_cvtepi32_ps(dot1), x1));
+static inline void prefetch(const uint8_t* p, int bytes) {
+    POTOK_UNROLL for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + kAhead + i, _MM_HINT_T0);
 }
 
 static inline void zero_tile(float* acc, int floats) {
     for (int i = 0; i < floats; i += 8) _mm256_store_ps(acc + i, _mm256_setzero_ps());
 }
 
-// Eight products of at most 15 * 127 * 2 fit int16: 8 * 3810 = 30480 <= 32767, so a whole group sums in 16 bits.
-template <int Rows>
-static void tile_p4m_a8(const uint8_t* w, const int8_t* a, const float* da, const float* sa, int k, float* acc) {
-    const __m256i ones = _mm256_set1_epi16(1), low4 = _mm256_set1_epi8(15);
+// Scales and minimums of one group, columns 0-7 and 8-15.
+struct Scales {
+    __m256 d[2], m[2];
+};
+
+template <Packed F>
+static inline Scales scales_of(const uint8_t* panel, int group, int half) {
+    Scales out;
+    const uint8_t* header = panel + header_at(F, group);
+    const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
+    POTOK_UNROLL for (int i = 0; i < 2; i++) {
+        if (F == Packed::P8K) {
+            out.d[i] =
+                _mm256_mul_ps(half8(header + 16 * i), signed8(header + 32 + 16 * (2 * (group % 8) + half) + 8 * i));
+        } else if (has_header(F)) {
+            const __m256 sign = _mm256_set1_ps(-0.0f);
+            const uint8_t* row = header + 64 + 16 * (group % 8) + 8 * i;
+            out.d[i] = _mm256_mul_ps(half8(header + 16 * i), unsigned8(row));
+            out.m[i] = _mm256_xor_ps(sign, _mm256_mul_ps(half8(header + 32 + 16 * i), unsigned8(row + 128)));
+        } else {
+            out.d[i] = half8(own + 16 * i);
+            if (has_minimum(F)) out.m[i] = half8(own + 32 + 16 * i);
+        }
+    }
+    return out;
+}
+
+// The end of a group's chain: acc = fma(m, s, acc), then fma(d_w d_a, float(dot), acc), 16 columns of one row.
+template <Packed F, class T>
+static inline void finish_group(float* acc, __m256i dot0, __m256i dot1, const Scales& w, const IntRows<T>& a,
+                                size_t at) {
+    if (zero_point(F)) {
+        const __m256i zeros = _mm256_mullo_epi32(_mm256_set1_epi32(a.sum[at]), _mm256_set1_epi32(zero_point(F)));
+        dot0 = _mm256_sub_epi32(dot0, zeros);
+        dot1 = _mm256_sub_epi32(dot1, zeros);
+    }
+    const __m256 d = _mm256_broadcast_ss(a.d + at);
+    __m256 x0 = _mm256_load_ps(acc), x1 = _mm256_load_ps(acc + 8);
+    if (has_minimum(F)) {
+        const __m256 s = _mm256_broadcast_ss(a.s + at);
+        x0 = _mm256_fmadd_ps(w.m[0], s, x0);
+        x1 = _mm256_fmadd_ps(w.m[1], s, x1);
+    }
+    _mm256_store_ps(acc, _mm256_fmadd_ps(_mm256_mul_ps(w.d[0], d), _mm256_cvtepi32_ps(dot0), x0));
+    _mm256_store_ps(acc + 8, _mm256_fmadd_ps(_mm256_mul_ps(w.d[1], d), _mm256_cvtepi32_ps(dot1), x1));
+}
+
+// Bit `bit` of every byte, or of every second byte's 16-bit lane, moved to bit 4.
+static inline __m256i to_bit4(__m256i plane, int bit, __m256i mask) {
+    return _mm256_and_si256(bit <= 4 ? _mm256_slli_epi16(plane, 4 - bit) : _mm256_srli_epi16(plane, bit - 4), mask);
+}
+
+// Levels of k = 8 j + 4 h + 0..3 for 8 columns (half 0: columns 0-7), as unsigned bytes.
+template <Packed F>
+static inline __m256i level_bytes_of(const uint8_t* q, __m256i nibbles, int j, int h, int half) {
+    const __m256i v = _mm256_and_si256(h ? _mm256_srli_epi16(nibbles, 4) : nibbles, _mm256_set1_epi8(15));
+    if (!has_high_bits(F)) return v;
+    return _mm256_or_si256(v, to_bit4(load_i256(q + 256 + 32 * half), 2 * j + h, _mm256_set1_epi8(16)));
+}
+
+// Pair p of the 8 k at j: (0,2) (1,3) (4,6) (5,7), for 8 columns, as 16-bit lanes.
+template <Packed F>
+static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, int j, int p, int half) {
+    const int shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
+    const __m256i v = _mm256_and_si256(_mm256_srli_epi16(nibbles, shift), _mm256_set1_epi16(15));
+    if (!has_high_bits(F)) return v;
+    const int bit = 2 * j + p / 2 + 8 * (p % 2);
+    return _mm256_or_si256(v, to_bit4(load_i256(q + 256 + 32 * half), bit, _mm256_set1_epi16(16)));
+}
+
+// 16-bit sums hold eight products of two 4-bit levels (8 * 15 * 127 * 2 = 30480 <= 32767) but only four of 5-bit ones
+// (4 * 31 * 127 * 2 = 31496), so those are widened halfway.
+template <Packed F, int Rows>
+static void tile_a8(const uint8_t* panel, const IntRows<int8_t>& a, int k, float* acc) {
+    const __m256i ones = _mm256_set1_epi16(1);
     const int groups = k / kGroup;
     zero_tile(acc, Rows * kPanel);
-    for (int g = 0; g < groups; g++, w += kP4MBytes, a += kGroup) {
-        POTOK_UNROLL for (int i = 0; i < kP4MBytes; i += 64)
-            _mm_prefetch((const char*)w + 4 * kP4MBytes + i, _MM_HINT_T0);
+    for (int g = 0; g < groups; g++) {
+        const uint8_t* q = panel + qblock_at(F, g);
+        const int8_t* x = a.q + g * kGroup;
+        prefetch(q, qblock_bytes(F));
         __m256i c[Rows][2];
+        alignas(32) int32_t first[has_high_bits(F) ? Rows * kPanel : 1];
         POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
         POTOK_UNROLL for (int j = 0; j < 4; j++) {
-            const __m256i l0 = load_i256(w + 64 * j), l1 = load_i256(w + 64 * j + 32);
-            {
-                __m256i w0 = _mm256_and_si256(l0, low4), w1 = _mm256_and_si256(l1, low4);
-                POTOK_KEEP(w0);
-                POTOK_KEEP(w1);
+            if (has_high_bits(F) && j == 2) {
                 POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                    const __m256i x = broadcast32(a + (size_t)r * k + 8 * j);
-                    POTOK_MUBS(c[r][0], w0, x);
-                    POTOK_MUBS(c[r][1], w1, x);
+                    POTOK_UNROLL for (int i = 0; i < 2; i++) {
+                        _mm256_store_si256((__m256i*)(first + r * kPanel + 8 * i), _mm256_madd_epi16(ones, c[r][i]));
+                        c[r][i] = _mm256_setzero_si256();
+                    }
                 }
             }
-            {
-                __m256i w0 = _mm256_and_si256(_mm256_srli_epi16(l0, 4), low4);
-                __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(l1, 4), low4);
+            const __m256i n0 = load_i256(q + 64 * j), n1 = load_i256(q + 64 * j + 32);
+            POTOK_UNROLL for (int h = 0; h < 2; h++) {
+                __m256i w0 = level_bytes_of<F>(q, n0, j, h, 0), w1 = level_bytes_of<F>(q, n1, j, h, 1);
                 POTOK_KEEP(w0);
                 POTOK_KEEP(w1);
                 POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                    const __m256i x = broadcast32(a + (size_t)r * k + 8 * j + 4);
-                    POTOK_MUBS(c[r][0], w0, x);
-                    POTOK_MUBS(c[r][1], w1, x);
+                    const __m256i v = broadcast32(x + (size_t)r * k + 8 * j + 4 * h);
+                    POTOK_MUBS(c[r][0], w0, v);
+                    POTOK_MUBS(c[r][1], w1, v);
                 }
             }
         }
-        const __m256 d[2] = {half8(w + 256), half8(w + 272)}, m[2] = {half8(w + 288), half8(w + 304)};
+        const Scales scales = scales_of<F>(panel, g, 0);
         POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-            finish_group_min(acc + r * kPanel, _mm256_madd_epi16(ones, c[r][0]), _mm256_madd_epi16(ones, c[r][1]), d, m,
-                             da + (size_t)r * groups + g, sa + (size_t)r * groups + g);
+            __m256i dot0 = _mm256_madd_epi16(ones, c[r][0]), dot1 = _mm256_madd_epi16(ones, c[r][1]);
+            if (has_high_bits(F)) {
+                dot0 = _mm256_add_epi32(dot0, _mm256_load_si256((const __m256i*)(first + r * kPanel)));
+                dot1 = _mm256_add_epi32(dot1, _mm256_load_si256((const __m256i*)(first + r * kPanel + 8)));
+            }
+            finish_group<F>(acc + r * kPanel, dot0, dot1, scales, a, (size_t)r * groups + g);
         }
     }
 }
 
-// |dot| <= 32 * 15 * 32767 < 2^24: exact in int32 and in float.
-template <int Rows>
-static void tile_p4m_a16(const uint8_t* w, const int16_t* a, const float* da, const float* sa, int k, float* acc) {
-    const __m256i low4 = _mm256_set1_epi16(15);
+// Sums are exact in int32: |dot| <= 32 * 31 * 32767 for 5-bit levels, 32 * 128 * 32767 < 2^28 for bytes.
+template <Packed F, int Rows>
+static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, float* acc) {
+    constexpr int scales_per_group = F == Packed::P8K ? 2 : 1, pairs = 16 / scales_per_group;
     const int groups = k / kGroup;
     zero_tile(acc, Rows * kPanel);
-    for (int g = 0; g < groups; g++, w += kP4MBytes, a += kGroup) {
-        POTOK_UNROLL for (int i = 0; i < kP4MBytes; i += 64)
-            _mm_prefetch((const char*)w + 4 * kP4MBytes + i, _MM_HINT_T0);
-        __m256i c[Rows][2];
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
-        POTOK_UNROLL for (int j = 0; j < 4; j++) {
-            const __m256i l0 = load_i256(w + 64 * j), l1 = load_i256(w + 64 * j + 32);
-            POTOK_UNROLL for (int p = 0; p < 4; p++) {  // pairs (0,2) (1,3) (4,6) (5,7) of these 8 k
-                const int shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
-                __m256i w0 = _mm256_and_si256(_mm256_srli_epi16(l0, shift), low4);
-                __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(l1, shift), low4);
+    for (int g = 0; g < groups; g++) {
+        const uint8_t* q = panel + qblock_at(F, g);
+        const int16_t* x = a.q + g * kGroup;
+        prefetch(q, qblock_bytes(F));
+        POTOK_UNROLL for (int half = 0; half < scales_per_group; half++) {
+            __m256i c[Rows][2];
+            POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
+            POTOK_UNROLL for (int p = half * pairs; p < (half + 1) * pairs; p++) {
+                __m256i w0, w1;
+                if (has_nibbles(F)) {
+                    const int j = p / 4;
+                    w0 = level_pairs_of<F>(q, load_i256(q + 64 * j), j, p % 4, 0);
+                    w1 = level_pairs_of<F>(q, load_i256(q + 64 * j + 32), j, p % 4, 1);
+                } else {
+                    w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + 32 * p)));
+                    w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + 32 * p + 16)));
+                }
                 POTOK_KEEP(w0);
                 POTOK_KEEP(w1);
                 POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                    const __m256i x = broadcast32(a + (size_t)r * k + 8 * j + 2 * p);
-                    POTOK_MADD(c[r][0], x, w0);
-                    POTOK_MADD(c[r][1], x, w1);
+                    const __m256i v = broadcast32(x + (size_t)r * k + 2 * p);
+                    POTOK_MADD(c[r][0], v, w0);
+                    POTOK_MADD(c[r][1], v, w1);
                 }
             }
-        }
-        const __m256 d[2] = {half8(w + 256), half8(w + 272)}, m[2] = {half8(w + 288), half8(w + 304)};
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-            finish_group_min(acc + r * kPanel, c[r][0], c[r][1], d, m, da + (size_t)r * groups + g,
-                             sa + (size_t)r * groups + g);
-        }
-    }
-}
-
-// |dot| <= 32 * 128 * 32767 < 2^28.
-template <int Rows>
-static void tile_p8_a16(const uint8_t* w, const int16_t* a, const float* da, int k, float* acc) {
-    const int groups = k / kGroup;
-    zero_tile(acc, Rows * kPanel);
-    for (int g = 0; g < groups; g++, w += kP8Bytes, a += kGroup) {
-        __m256i c[Rows][2];
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
-        POTOK_UNROLL for (int p = 0; p < 16; p++) {
-            if (p % 2 == 0) _mm_prefetch((const char*)w + 4 * kP8Bytes + 32 * p, _MM_HINT_T0);
-            __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(w + 32 * p)));
-            __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(w + 32 * p + 16)));
-            POTOK_KEEP(w0);
-            POTOK_KEEP(w1);
+            const Scales scales = scales_of<F>(panel, g, half);
             POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                const __m256i x = broadcast32(a + (size_t)r * k + 2 * p);
-                POTOK_MADD(c[r][0], x, w0);
-                POTOK_MADD(c[r][1], x, w1);
+                finish_group<F>(acc + r * kPanel, c[r][0], c[r][1], scales, a, (size_t)r * groups + g);
             }
         }
-        const __m256 d0 = half8(w + 512), d1 = half8(w + 528);
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-            float* out = acc + r * kPanel;
-            const __m256 x = _mm256_broadcast_ss(da + (size_t)r * groups + g);
-            _mm256_store_ps(out,
-                            _mm256_fmadd_ps(_mm256_mul_ps(d0, x), _mm256_cvtepi32_ps(c[r][0]), _mm256_load_ps(out)));
-            _mm256_store_ps(
-                out + 8, _mm256_fmadd_ps(_mm256_mul_ps(d1, x), _mm256_cvtepi32_ps(c[r][1]), _mm256_load_ps(out + 8)));
-        }
     }
 }
 
-template <int Rows>
-static void tile_f16(const uint16_t* w, const float* a, int k, float* acc) {
+template <Packed F, int Rows>
+static void tile_float(const uint8_t* panel, const float* a, int k, float* acc) {
     __m256 c[Rows][2];
     POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_ps();
-    for (int i = 0; i < k; i++, w += kPanel) {
-        if (i % 2 == 0) _mm_prefetch((const char*)w + 1536, _MM_HINT_T0);
-        __m256 w0 = half8(w), w1 = half8(w + 8);
-        POTOK_KEEP(w0);
-        POTOK_KEEP(w1);
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-            const __m256 x = _mm256_broadcast_ss(a + (size_t)r * k + i);
-            c[r][0] = _mm256_fmadd_ps(x, w0, c[r][0]);
-            c[r][1] = _mm256_fmadd_ps(x, w1, c[r][1]);
+    const uint8_t* w = panel;
+    for (int i = 0; i < k; i++, w += panel_bytes(F, 1)) {
+        _mm_prefetch((const char*)w + kAhead, _MM_HINT_T0);
+        __m256 w0, w1;
+        if constexpr (F == Packed::F32) {
+            w0 = _mm256_loadu_ps((const float*)w);
+            w1 = _mm256_loadu_ps((const float*)w + 8);
+        } else {
+            const Lanes v = F == Packed::F16 ? load_f16((const uint16_t*)w) : load_bf16((const uint16_t*)w);
+            w0 = v.lo;
+            w1 = v.hi;
         }
-    }
-    POTOK_UNROLL for (int r = 0; r < Rows; r++) store(acc + r * kPanel, {c[r][0], c[r][1]});
-}
-
-template <int Rows>
-static void tile_f32(const float* w, const float* a, int k, float* acc) {
-    __m256 c[Rows][2];
-    POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_ps();
-    for (int i = 0; i < k; i++, w += kPanel) {
-        _mm_prefetch((const char*)w + 1536, _MM_HINT_T0);
-        __m256 w0 = _mm256_loadu_ps(w), w1 = _mm256_loadu_ps(w + 8);
         POTOK_KEEP(w0);
         POTOK_KEEP(w1);
         POTOK_UNROLL for (int r = 0; r < Rows; r++) {

@@ -5,34 +5,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/packed.h"
 #include "kernels/sampling.h"
 
 namespace potok {
 
-// Packed weights: panels of 16 output columns, in qblocks of 32 k where the format has scales (docs/numerics.md).
-//   P4M  4 bit with scale and minimum (Q4_1): per qblock 256 B nibbles, 16 f16 d, 16 f16 m
-//        byte 64 j + 4 c + q of the nibbles holds column c's k = 8 j + q (low) and k = 8 j + 4 + q (high)
-//   P8   8 bit with scale (Q8_0): per qblock 512 B, 16 f16 d; byte 32 p + 2 c + e holds column c's k = pair_k(p, e)
-//   F16, F32  [k][16]
-enum class Packed : int32_t { P4M = 0, P8 = 1, F16 = 2, F32 = 3 };
-
 // Activations as a linear takes them: float rows, or integers with one scale per 32 (A8: |q| <= 127, A16: <= 32767).
 enum class Act : int32_t { F32 = 0, A8 = 1, A16 = 2 };
 
-constexpr int kPanel = 16;
-constexpr int kGroup = 32;
 constexpr int kMaxHeadDim = 256;     // a multiple of 16
 constexpr int kTileTokens = 64;      // attention visits KV in tiles of this many tokens at absolute positions,
 constexpr int kSegmentTokens = 512;  // inside segments of this many, merged in ascending order
 constexpr int kTileRows = 6;         // query rows (token, head) that share the loads of a KV tile
-constexpr int kP4MBytes = 320;
-constexpr int kP8Bytes = 544;
-
-// 16-bit pairs hold k and k + 2, so that nibbles of packed bytes spread to 16 bits by mask and shift alone:
-// pairs of every 8 k, in order: (0,2) (1,3) (4,6) (5,7). A16 rows are stored in this order too.
-constexpr int pair_k(int pair, int element) {
-    return 4 * (pair / 2) + pair % 2 + 2 * element;
-}
 
 struct PackedWeight {
     Packed format;
@@ -40,18 +24,21 @@ struct PackedWeight {
     int32_t n;  // output columns
     int32_t k;  // input columns
     const uint8_t* data;
-    size_t panel_bytes;
+};
+
+// Rows as integers: q [rows][k]; per group of 32, d [rows][k / 32], s = d * sum(q), and sum(q). A16 in pair order.
+template <class T>
+struct IntRows {
+    T* q;
+    float *d, *s;
+    int32_t* sum;
 };
 
 // Rows of one value, in the forms that its readers want; unused ones are null. k elements a row.
 struct ActRows {
-    float* f32;    // [rows][k]
-    int8_t* a8;    // [rows][k]
-    float* a8_d;   // [rows][k / 32]
-    float* a8_s;   // [rows][k / 32]: d * sum(q)
-    int16_t* a16;  // [rows][k], in pair order
-    float* a16_d;
-    float* a16_s;
+    float* f32;  // [rows][k]
+    IntRows<int8_t> a8;
+    IntRows<int16_t> a16;
     int32_t k;
 };
 
@@ -103,8 +90,9 @@ struct Kernels {
     const char* isa;
     void (*linear)(const LinearTask&);
     void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* out);
-    void (*quantize_a8)(const float* x, int cols, int8_t* q, float* d, float* s);
-    void (*quantize_a16)(const float* x, int cols, int16_t* q, float* d, float* s);
+    // One row from out's pointers on.
+    void (*quantize_a8)(const float* x, int cols, IntRows<int8_t> out);
+    void (*quantize_a16)(const float* x, int cols, IntRows<int16_t> out);
     void (*swiglu)(const float* gate, const float* up, int cols, float* out);
     void (*rope_kv)(const RopeTask&);
     void (*attention)(const AttentionTask&);

@@ -26,6 +26,22 @@ int ceil_div(int a, int b) {
     return (a + b - 1) / b;
 }
 
+// Where the parts of integer rows lie in a place's memory.
+struct IntegerPlaces {
+    size_t q, d, s, sum;
+    template <class T>
+    IntRows<T> rows(uint8_t* base) const {
+        return {reinterpret_cast<T*>(base + q), reinterpret_cast<float*>(base + d), reinterpret_cast<float*>(base + s),
+                reinterpret_cast<int32_t*>(base + sum)};
+    }
+};
+
+template <class T>
+IntRows<T> from(const IntRows<T>& rows, size_t element) {
+    const size_t group = element / kGroup;
+    return {rows.q + element, rows.d + group, rows.s + group, rows.sum + group};
+}
+
 }  // namespace
 
 Replay::Replay(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
@@ -52,7 +68,7 @@ int Replay::add_weight(Source source, Act act, int n, int k, const uint8_t* rows
         },
         &job);
     packed_bytes_ += (size_t)panels * bytes;
-    weights_.push_back({format, act, n, k, out, bytes});
+    weights_.push_back({format, act, n, k, out});
     return (int)weights_.size() - 1;
 }
 
@@ -115,21 +131,21 @@ void Replay::reserve(int tokens, int sampled) {
             if (wanted) bytes += round_up(n, kAlign);
             return at;
         };
-        const size_t f32 = take(p.f32, rows * ld * 4), a8 = take(p.a8, rows * p.cols),
-                     a8_d = take(p.a8, rows * groups * 4), a8_s = take(p.a8, rows * groups * 4),
-                     a16 = take(p.a16, rows * p.cols * 2), a16_d = take(p.a16, rows * groups * 4),
-                     a16_s = take(p.a16, rows * groups * 4);
+        const auto take_integers = [&](bool wanted, size_t element) {
+            IntegerPlaces at{};
+            at.q = take(wanted, rows * p.cols * element);
+            for (size_t* part : {&at.d, &at.s, &at.sum}) *part = take(wanted, rows * groups * 4);
+            return at;
+        };
+        const size_t f32 = take(p.f32, rows * ld * 4);
+        const IntegerPlaces a8 = take_integers(p.a8, 1), a16 = take_integers(p.a16, 2);
         memory_[i].assign(bytes + kAlign, 0);
         uint8_t* base = aligned(memory_[i].data());
         ActRows& a = rows_[i].acts;
         a.k = p.cols;
         a.f32 = p.f32 ? reinterpret_cast<float*>(base + f32) : nullptr;
-        a.a8 = p.a8 ? reinterpret_cast<int8_t*>(base + a8) : nullptr;
-        a.a8_d = p.a8 ? reinterpret_cast<float*>(base + a8_d) : nullptr;
-        a.a8_s = p.a8 ? reinterpret_cast<float*>(base + a8_s) : nullptr;
-        a.a16 = p.a16 ? reinterpret_cast<int16_t*>(base + a16) : nullptr;
-        a.a16_d = p.a16 ? reinterpret_cast<float*>(base + a16_d) : nullptr;
-        a.a16_s = p.a16 ? reinterpret_cast<float*>(base + a16_s) : nullptr;
+        a.a8 = p.a8 ? a8.rows<int8_t>(base) : IntRows<int8_t>{};
+        a.a16 = p.a16 ? a16.rows<int16_t>(base) : IntRows<int16_t>{};
         rows_[i].ld = ld;
     }
 }
@@ -171,9 +187,9 @@ void Replay::plan_attention() {
 // Quantises `cols` elements from column `first` of one row into the forms that the place's readers want.
 void Replay::emit(const Rows& place, int row, const float* x, int first, int cols) {
     const ActRows& a = place.acts;
-    const size_t at = (size_t)row * a.k + first, group = at / kGroup;
-    if (a.a8) kernels_.quantize_a8(x, cols, a.a8 + at, a.a8_d + group, a.a8_s + group);
-    if (a.a16) kernels_.quantize_a16(x, cols, a.a16 + at, a.a16_d + group, a.a16_s + group);
+    const size_t at = (size_t)row * a.k + first;
+    if (a.a8.q) kernels_.quantize_a8(x, cols, from(a.a8, at));
+    if (a.a16.q) kernels_.quantize_a16(x, cols, from(a.a16, at));
 }
 
 void Replay::run_op(int index, int worker) {

@@ -15,7 +15,9 @@ def quantize(isa: str, x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray
     groups = len(x) // 32
     q = np.empty(len(x), np.int8 if bits == 8 else np.int16)
     d, s = np.empty(groups, np.float32), np.empty(groups, np.float32)
-    (kernels.quantize_a8 if bits == 8 else kernels.quantize_a16)(isa, x, q, d, s)
+    sums = np.empty(groups, np.int32)
+    (kernels.quantize_a8 if bits == 8 else kernels.quantize_a16)(isa, x, q, d, s, sums)
+    assert (sums == q.reshape(groups, 32).sum(axis=1, dtype=np.int32)).all()
     return q, d, s
 
 

@@ -62,7 +62,11 @@ def compare(path: Path, activation_bits: int, chunks: tuple[int, ...], monkeypat
         ("tiny-llama", "F16", 8, SHORT),
         ("tiny-llama-64", "F32", 8, SHORT),
         ("tiny-qwen2", "Q4_1", 8, LONG),
-        ("tiny-llama-256", "Q4_K_M", 8, SHORT),
+        *(("tiny-llama-256", name, 8, LONG) for name in ("Q4_K_M", "Q5_K", "Q3_K", "IQ4_XS")),
+        *(("tiny-llama", name, 8, LONG) for name in ("Q4_0", "Q5_0", "Q5_1", "IQ4_NL")),
+        ("tiny-llama-256", "Q5_K", 16, LONG),
+        ("tiny-llama", "BF16", 8, SHORT),
+        ("tiny-llama-256", "Q2_K", 8, SHORT),
     ],
 )
 def test_tiny_models(

@@ -36,7 +36,10 @@ def test_random_bytes_decode_to_the_same_bits(format: Format) -> None:
     got = dequantize(format, data)
     assert got.dtype == np.float32
     assert got.shape == (200, 3 * format.qblock_elements)
-    np.testing.assert_array_equal(got.view(np.uint32), expected(format, data).view(np.uint32))
+    want = expected(format, data)
+    numbers = ~np.isnan(want)  # the sign of a NaN means nothing
+    assert (np.isnan(got) == ~numbers).all()
+    assert (got.view(np.uint32) == want.view(np.uint32))[numbers].all()
 
 
 @pytest.mark.parametrize("fill", [0x00, 0xFF, 0x7F, 0x80, 0x7C])

@@ -15,8 +15,12 @@ class Activation(IntEnum):
     A16 = 2  # |q| <= 32767, one scale per 32
 
 
-#: Formats with an integer kernel, by the bits of their weights. Every other format is computed in float32.
-INTEGER_FORMATS = {"Q4_1": 4, "Q8_0": 8}
+#: Formats with an integer kernel, by the bits of their levels as packed. Every other format is computed in float32.
+INTEGER_FORMATS = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5),
+    **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 8),
+}
 
 
 def activation_of(tensor: str, format_name: str, activation_bits: int) -> Activation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,28 +30,57 @@ class Format:
     @property
     def has_values(self) -> bool:
         """Whether `dequantize` knows the format; the others are only measured and listed."""
-        return self.id in _DECODERS
+        return self.id in _FLOATS or self.id in _QUANTISED
 
     def nbytes(self, elements: int) -> int:
         """Bytes of `elements` values; elements is a multiple of qblock_elements."""
         return elements // self.qblock_elements * self.qblock_bytes
 
 
+class Parts(NamedTuple):
+    """Quantised values as what they are made of: value = scale * level (+ minimum), rounded after each operation.
+
+    levels: int8 [n, g, e], g groups of e values each. scales: float32 [n, g]. minimums: float32 [n, g], or None.
+    """
+
+    levels: npt.NDArray[np.int8]
+    scales: F32
+    minimums: F32 | None = None
+
+
+def parts(format: Format, data: U8) -> Parts:
+    """Of uint8 [rows, row_bytes], in a quantised format: n = rows, and the groups of a whole row."""
+    assert format.id in _QUANTISED, f"{format.name} has no parts"
+    rows = len(data)
+    with np.errstate(invalid="ignore", over="ignore"):
+        levels, scales, minimums = _QUANTISED[format.id](np.ascontiguousarray(data).reshape(-1, format.qblock_bytes))
+    return Parts(
+        levels.reshape(rows, -1, levels.shape[-1]),
+        scales.reshape(rows, -1),
+        None if minimums is None else minimums.reshape(rows, -1),
+    )
+
+
 def dequantize(format: Format, data: U8) -> F32:
     """Values of `data`: uint8 [..., row_bytes] -> float32 [..., row_elements]. Row bytes hold whole qblocks."""
-    decode = _DECODERS.get(format.id)
-    if decode is None:
+    if not format.has_values:
         raise LoadError(f"tensor format {format.name} is not supported: use one of {supported_formats()}.")
     rows, row_bytes = data.shape[:-1], data.shape[-1]
     qblocks = np.ascontiguousarray(data).reshape(-1, format.qblock_bytes)
     # A damaged scale may be inf or NaN; its products are then NaN by definition, not a warning.
     with np.errstate(invalid="ignore", over="ignore"):
-        values: F32 = decode(qblocks)
+        if format.id in _FLOATS:
+            values = _FLOATS[format.id](qblocks)
+        else:
+            levels, scales, minimums = _QUANTISED[format.id](qblocks)
+            values = scales[:, :, None] * levels.astype(np.float32)
+            if minimums is not None:
+                values += minimums[:, :, None]
     return values.reshape(*rows, row_bytes // format.qblock_bytes * format.qblock_elements)
 
 
 def supported_formats() -> str:
-    return ", ".join(FORMATS[id].name for id in _DECODERS)
+    return ", ".join(format.name for format in FORMATS.values() if format.has_values)
 
 
 def _half(qblocks: U8, at: int) -> F32:
@@ -89,31 +118,38 @@ def _bf16(q: U8) -> F32:
     return (high << np.uint32(16)).view(np.float32)
 
 
+def _signed(levels: npt.NDArray[Any], zero_point: int) -> npt.NDArray[np.int8]:
+    return (levels.astype(np.int16) - zero_point).astype(np.int8)
+
+
+def _single(levels: npt.NDArray[Any], scale: F32, minimum: F32 | None = None) -> Parts:
+    """Parts of a format whose qblock is one group: levels [n, 32], scale and minimum [n, 1]."""
+    return Parts(levels[:, None, :].astype(np.int8), scale, minimum)
+
+
 # d half | 16 bytes of nibbles
-def _q4_0(q: U8) -> F32:
-    return _half(q, 0) * (_nibbles(q[:, 2:18]).astype(np.float32) - np.float32(8))
+def _q4_0(q: U8) -> Parts:
+    return _single(_signed(_nibbles(q[:, 2:18]), 8), _half(q, 0))
 
 
 # d half | m half | 16 bytes of nibbles
-def _q4_1(q: U8) -> F32:
-    return _half(q, 0) * _nibbles(q[:, 4:20]).astype(np.float32) + _half(q, 2)
+def _q4_1(q: U8) -> Parts:
+    return _single(_nibbles(q[:, 4:20]), _half(q, 0), _half(q, 2))
 
 
 # d half | fifth bits, 32 | 16 bytes of nibbles
-def _q5_0(q: U8) -> F32:
-    levels = _nibbles(q[:, 6:22]) | _bits32(q, 2) << 4
-    return _half(q, 0) * (levels.astype(np.float32) - np.float32(16))
+def _q5_0(q: U8) -> Parts:
+    return _single(_signed(_nibbles(q[:, 6:22]) | _bits32(q, 2) << 4, 16), _half(q, 0))
 
 
 # d half | m half | fifth bits, 32 | 16 bytes of nibbles
-def _q5_1(q: U8) -> F32:
-    levels = _nibbles(q[:, 8:24]) | _bits32(q, 4) << 4
-    return _half(q, 0) * levels.astype(np.float32) + _half(q, 2)
+def _q5_1(q: U8) -> Parts:
+    return _single(_nibbles(q[:, 8:24]) | _bits32(q, 4) << 4, _half(q, 0), _half(q, 2))
 
 
 # d half | 32 signed bytes
-def _q8_0(q: U8) -> F32:
-    return _half(q, 0) * q[:, 2:34].view(np.int8).astype(np.float32)
+def _q8_0(q: U8) -> Parts:
+    return _single(q[:, 2:34].view(np.int8), _half(q, 0))
 
 
 def _planes(packed: U8, bits: int) -> U8:
@@ -122,23 +158,20 @@ def _planes(packed: U8, bits: int) -> U8:
 
 
 # 16 x (scale nibble, minimum nibble) | 64 bytes of 2-bit levels | d half | dmin half; groups of 16
-def _q2_k(q: U8) -> F32:
+def _q2_k(q: U8) -> Parts:
     scales = q[:, :16]
     d = _half(q, 80) * (scales & 15).astype(np.float32)
     m = _half(q, 82) * (scales >> 4).astype(np.float32)
-    levels = _planes(q[:, 16:80], 2).reshape(-1, 16, 16).astype(np.float32)
-    return d[:, :, None] * levels - m[:, :, None]
+    return Parts(_planes(q[:, 16:80], 2).reshape(-1, 16, 16).astype(np.int8), d, -m)
 
 
 # 32 bytes of third bits | 64 bytes of 2-bit levels | 12 bytes of scales | d half; groups of 16
-def _q3_k(q: U8) -> F32:
+def _q3_k(q: U8) -> Parts:
     low = _nibbles(q[:, 96:104])
     high = _fields(q[:, 104:108], 2).reshape(-1, 16)
     scales = (low | high << 4).astype(np.float32) - np.float32(32)
     levels = _planes(q[:, 32:96], 2) | _planes(q[:, :32], 1) << 2
-    levels_less_4 = levels.reshape(-1, 16, 16).astype(np.float32) - np.float32(4)
-    values: F32 = (_half(q, 108) * scales)[:, :, None] * levels_less_4
-    return values
+    return Parts(_signed(levels, 4).reshape(-1, 16, 16), _half(q, 108) * scales)
 
 
 def _scales_and_minimums(packed: U8) -> tuple[F32, F32]:
@@ -149,54 +182,51 @@ def _scales_and_minimums(packed: U8) -> tuple[F32, F32]:
     return scales.astype(np.float32), minimums.astype(np.float32)
 
 
-def _with_minimums(q: U8, levels: npt.NDArray[np.integer[Any]]) -> F32:
+def _with_minimums(q: U8, levels: npt.NDArray[Any]) -> Parts:
     """d half | dmin half | 12 bytes of scales and minimums | ...; levels: [n, 8, 32]."""
     scales, minimums = _scales_and_minimums(q[:, 4:16])
-    d, m = _half(q, 0) * scales, _half(q, 2) * minimums
-    return d[:, :, None] * levels.astype(np.float32) - m[:, :, None]
+    return Parts(levels.astype(np.int8), _half(q, 0) * scales, -(_half(q, 2) * minimums))
 
 
 # ... | 128 bytes of nibbles; groups of 32
-def _q4_k(q: U8) -> F32:
+def _q4_k(q: U8) -> Parts:
     return _with_minimums(q, _planes(q[:, 16:144], 4))
 
 
 # ... | 32 bytes of fifth bits | 128 bytes of nibbles; groups of 32
-def _q5_k(q: U8) -> F32:
+def _q5_k(q: U8) -> Parts:
     return _with_minimums(q, _planes(q[:, 48:176], 4) | _planes(q[:, 16:48], 1) << 4)
 
 
 # 128 bytes of nibbles | 64 bytes of upper 2 bits | 16 signed scales | d half; groups of 16
-def _q6_k(q: U8) -> F32:
+def _q6_k(q: U8) -> Parts:
     nibbles = _nibbles(q[:, :128].reshape(-1, 2, 64)).reshape(-1, 16, 16)
     levels = nibbles | _planes(q[:, 128:192], 2).reshape(-1, 16, 16) << 4
     d = _half(q, 208) * q[:, 192:208].view(np.int8).astype(np.float32)
-    return d[:, :, None] * (levels.astype(np.float32) - np.float32(32))
+    return Parts(_signed(levels, 32), d)
 
 
-_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-def _iq4_levels(nibbles: U8) -> F32:
-    return np.array(_IQ4_LEVELS, np.float32)[nibbles]
+_IQ4_LEVELS = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
+_IQ4_LEVELS.flags.writeable = False
 
 
 # d half | 16 bytes of nibbles
-def _iq4_nl(q: U8) -> F32:
-    return _half(q, 0) * _iq4_levels(_nibbles(q[:, 2:18]))
+def _iq4_nl(q: U8) -> Parts:
+    return _single(_IQ4_LEVELS[_nibbles(q[:, 2:18])], _half(q, 0))
 
 
 # d half | upper 2 bits of 8 scales | lower nibbles of 8 scales | 8 x 16 bytes of nibbles; groups of 32
-def _iq4_xs(q: U8) -> F32:
+def _iq4_xs(q: U8) -> Parts:
     low = _fields(q[:, 4:8], 4).swapaxes(1, 2).reshape(-1, 8)
     high = _fields(q[:, 2:4], 2).swapaxes(1, 2).reshape(-1, 8)
     d = _half(q, 0) * ((low | high << 4).astype(np.float32) - np.float32(32))
-    return d[:, :, None] * _iq4_levels(_nibbles(q[:, 8:136].reshape(-1, 8, 16)))
+    return Parts(_IQ4_LEVELS[_nibbles(q[:, 8:136].reshape(-1, 8, 16))], d)
 
 
-_TABLE: tuple[tuple[int, str, int, int, Callable[[U8], Any] | None], ...] = (
-    (0, "F32", 1, 4, _f32),
-    (1, "F16", 1, 2, _f16),
+_FLOATS: dict[int, Callable[[U8], F32]] = {0: _f32, 1: _f16, 30: _bf16}
+_TABLE: tuple[tuple[int, str, int, int, Callable[[U8], Parts] | None], ...] = (
+    (0, "F32", 1, 4, None),
+    (1, "F16", 1, 2, None),
     (2, "Q4_0", 32, 18, _q4_0),
     (3, "Q4_1", 32, 20, _q4_1),
     (6, "Q5_0", 32, 22, _q5_0),
@@ -223,7 +253,7 @@ _TABLE: tuple[tuple[int, str, int, int, Callable[[U8], Any] | None], ...] = (
     (27, "I64", 1, 8, None),
     (28, "F64", 1, 8, None),
     (29, "IQ1_M", 256, 56, None),
-    (30, "BF16", 1, 2, _bf16),
+    (30, "BF16", 1, 2, None),
     (34, "TQ1_0", 256, 54, None),
     (35, "TQ2_0", 256, 66, None),
     (39, "MXFP4", 32, 17, None),
@@ -232,4 +262,4 @@ _TABLE: tuple[tuple[int, str, int, int, Callable[[U8], Any] | None], ...] = (
 )
 #: By the id that stands in the file. Read only.
 FORMATS: dict[int, Format] = {row[0]: Format(*row[:4]) for row in _TABLE}
-_DECODERS: dict[int, Callable[[U8], Any]] = {row[0]: row[4] for row in _TABLE if row[4] is not None}
+_QUANTISED: dict[int, Callable[[U8], Parts]] = {row[0]: row[4] for row in _TABLE if row[4] is not None}

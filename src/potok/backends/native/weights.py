@@ -12,7 +12,10 @@ from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile, Tensor
 
 #: Formats that are packed as they are; ids as in the file (csrc/formats/pack.h).
-PACKED = ("F32", "F16", "Q4_1", "Q8_0")
+PACKED = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"),
+    *("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+)
 _F32_ID = 0
 
 

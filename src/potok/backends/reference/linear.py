@@ -11,7 +11,7 @@ import numpy.typing as npt
 from potok.backends.reference.arithmetic import fma
 from potok.model.precision import Activation, activation_of
 from potok.sampling.rows import F32, F64
-from potok.weights.formats import dequantize
+from potok.weights.formats import dequantize, parts
 from potok.weights.gguf import Tensor
 
 GROUP = 32  # elements that share a scale, of weights and of activations
@@ -41,9 +41,8 @@ class FloatWeight:
 
 @dataclass(frozen=True, slots=True)
 class IntegerWeight:
-    """w = level * scale + minimum. levels: int8 [G, 32, N]; scales, minimums: float32 [G, N], minimums may be missing.
-
-    limit: one of LIMITS.
+    """w = level * scale + minimum. levels: int8 [G, E, N], groups of E = 16 or 32; scales, minimums: float32 [G, N],
+    minimums may be missing. limit: one of LIMITS.
     """
 
     levels: npt.NDArray[np.int8]
@@ -53,13 +52,15 @@ class IntegerWeight:
 
     def product(self, x: F32) -> F32:
         q, d, s = quantize(x, self.limit)
+        per_scale = GROUP // self.levels.shape[1]  # groups of weights to one of activations: 1 or 2
+        q = q.reshape(len(x), *self.levels.shape[:2])
         total = np.zeros((len(x), self.levels.shape[2]), np.float32)
         for g, levels in enumerate(self.levels):
             # Whole numbers far below 2^53: float64 adds them exactly, in whatever order the library chooses.
             dots = (q[:, g] @ levels.astype(np.float64)).astype(np.float32)
             if self.minimums is not None:
                 total = fma(self.minimums[g], s[:, g, None], total)
-            total = fma(self.scales[g] * d[:, g, None], dots, total)
+            total = fma(self.scales[g] * d[:, g // per_scale, None], dots, total)
         return total
 
 
@@ -80,22 +81,12 @@ def load_weight(tensor: Tensor, activation_bits: int) -> Weight:
     activation = activation_of(tensor.name, name, activation_bits)
     if activation is Activation.F32:
         return FloatWeight(np.ascontiguousarray(dequantize(tensor.type, tensor.data).T))
-    limit = LIMITS[activation]
-    qblocks = tensor.data.reshape(tensor.shape[0], -1, tensor.type.qblock_bytes)
-    if name == "Q8_0":  # d half | 32 signed bytes
-        return IntegerWeight(_columns(qblocks[..., 2:].view(np.int8)), _halves(qblocks, 0), None, limit)
-    # Q4_1: d half | m half | 16 bytes of nibbles, the low ones first
-    packed = qblocks[..., 4:]
-    levels = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int8)
-    return IntegerWeight(_columns(levels), _halves(qblocks, 0), _halves(qblocks, 2), limit)
-
-
-def _columns(levels: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
-    """[N, G, 32] -> [G, 32, N]."""
-    return np.ascontiguousarray(levels.transpose(1, 2, 0))
-
-
-def _halves(qblocks: npt.NDArray[np.uint8], at: int) -> F32:
-    """The half at byte `at` of every qblock: uint8 [N, G, bytes] -> float32 [G, N]."""
-    halves = np.ascontiguousarray(qblocks[..., at : at + 2]).view("<f2")[..., 0]
-    return np.ascontiguousarray(halves.T).astype(np.float32)
+    levels, scales, minimums = parts(tensor.type, tensor.data)
+    if tensor.type.name == "IQ4_XS":  # packed with a scale for each 16, like the others with signed scales
+        levels, scales = levels.reshape(len(levels), -1, 16), np.repeat(scales, 2, axis=1)
+    return IntegerWeight(
+        np.ascontiguousarray(levels.transpose(1, 2, 0)),
+        np.ascontiguousarray(scales.T),
+        None if minimums is None else np.ascontiguousarray(minimums.T),
+        LIMITS[activation],
+    )
