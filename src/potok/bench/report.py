@@ -1,11 +1,9 @@
-"""Shows the figures to a person (a table) and keeps them for a program (JSON)."""
+"""Shows the figures to a person."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -106,8 +104,3 @@ def remarks(result: BenchResult) -> list[str]:
         if figures.ended_early:
             lines.append(f"{name}: {figures.ended_early} answers ended before {result.options.output_tokens} tokens.")
     return lines
-
-
-def write_json(result: BenchResult, path: Path) -> None:
-    """All figures, of every request too, as one JSON document."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")

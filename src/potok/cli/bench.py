@@ -13,7 +13,8 @@ from rich.console import Console
 
 from potok.bench.command import bench_serve
 from potok.bench.engine import EngineBenchOptions, run_engine_bench
-from potok.bench.engine_report import footer, table, write_json
+from potok.bench.engine_report import footer, table
+from potok.bench.record import keep
 from potok.cli import options
 from potok.errors import ClientError
 
@@ -44,7 +45,7 @@ def engine(
     block_size: options.BlockSize = 32,
     kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
-    json: Annotated[Path | None, typer.Option(help="File for all figures.")] = None,
+    json: Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")] = None,
 ) -> None:
     try:
         wanted = tuple(int(part) for part in requests.split(",") if part.strip())
@@ -82,7 +83,10 @@ def engine(
     for line in footer(result):
         out.print(line, markup=False, soft_wrap=True)
     if json is not None:
-        write_json(result, json)
+        try:
+            keep(result, json)
+        except OSError as error:
+            raise ClientError(f"--json: cannot write {json}: {error.strerror}.", "json") from None
 
 
 def _bench() -> None:
