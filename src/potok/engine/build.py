@@ -36,6 +36,7 @@ def build_engine(config: EngineConfig, quiet: Callable[[], None] = lambda: None)
         kv_dtype=config.kv_cache_dtype,
     )
     file.release_memory()
+    file.release_memory()
     loaded = f"weights loaded in {time.monotonic() - started:.2f} s"
 
     def probe(backend: AllocatingBackend) -> float:

@@ -47,6 +47,12 @@ class WeightLoader:
         return self._index[name]
 
     def _add(self, name: str, tensor: Tensor) -> int:
+        index = self._pack(name, tensor)
+        # The file's bytes have been read for the last time; without this a load would hold the weights twice.
+        self._file.release_memory()
+        return index
+
+    def _pack(self, name: str, tensor: Tensor) -> int:
         _, k = tensor.shape
         if tensor.type.name in PACKED:
             return self._replay.add_weight(tensor.type.id, int(self.activation(name)), k, tensor.data)
