@@ -1,12 +1,14 @@
 // Single kernels of a named table, for tests that compare tables bit by bit and for micro-benchmarks.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
+#include "bench/single_linear.h"
 #include "bind/bind.h"
 #include "formats/pack.h"
-#include "runtime/arena.h"
 #include "runtime/isa.h"
 
 namespace nb = nanobind;
@@ -15,62 +17,27 @@ using namespace nb::literals;
 namespace potok {
 namespace {
 
-template <class T>
-struct Integers {
-    Integers(int rows, int cols)
-        : q((size_t)rows * cols), d((size_t)rows * (cols / kGroup)), s(d.size()), sum(d.size()), cols(cols) {}
-    IntRows<T> from(int row) {
-        const size_t group = (size_t)row * (cols / kGroup);
-        return {q.data() + (size_t)row * cols, d.data() + group, s.data() + group, sum.data() + group};
+std::unique_ptr<SingleLinear> make_linear(const std::string& isa, int source, int act, Matrix<const uint8_t> weight,
+                                          int k) {
+    const Kernels& kernels = kernels_of(isa);
+    if (weight.shape(1) != source_row_bytes((Source)source, k)) {
+        throw std::invalid_argument("weight rows do not have k elements");
     }
-    std::vector<T> q;
-    std::vector<float> d, s;
-    std::vector<int32_t> sum;
-    int cols;
-};
+    return std::make_unique<SingleLinear>(kernels, (Source)source, (Act)act, weight.data(), (int)weight.shape(0), k);
+}
 
-// Activations in every form; buffers live as long as this.
-struct Activations {
-    Activations(const Kernels& kernels, Matrix<const float> x)
-        : f32(x.data(), x.data() + x.size()),
-          a8((int)x.shape(0), (int)x.shape(1)),
-          a16((int)x.shape(0), (int)x.shape(1)),
-          cols((int)x.shape(1)) {
-        for (int r = 0; r < (int)x.shape(0); r++) {
-            kernels.quantize_a8(x.data() + (size_t)r * cols, cols, a8.from(r));
-            kernels.quantize_a16(x.data() + (size_t)r * cols, cols, a16.from(r));
-        }
+void run_linear(const SingleLinear& linear, Matrix<const float> x, Matrix<float> out, int repeat) {
+    if ((int)x.shape(1) != linear.k()) throw std::invalid_argument("x is not [rows, k]");
+    if (out.shape(0) != x.shape(0) || (int)out.shape(1) != linear.n()) {
+        throw std::invalid_argument("out is not [rows, n]");
     }
-    ActRows view() { return {f32.data(), a8.from(0), a16.from(0), cols}; }
-    std::vector<float> f32;
-    Integers<int8_t> a8;
-    Integers<int16_t> a16;
-    int cols;
-};
+    nb::gil_scoped_release release;
+    linear.run(x.data(), (int)x.shape(0), out.data(), repeat);
+}
 
 void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> weight, Matrix<const float> x,
-            Matrix<float> out, int repeat) {
-    const Kernels& kernels = kernels_of(isa);
-    const Source s = (Source)source;
-    const int n = (int)weight.shape(0), k = (int)x.shape(1), panels = (n + kPanel - 1) / kPanel;
-    if (weight.shape(1) != source_row_bytes(s, k)) throw std::invalid_argument("weight rows do not have k elements");
-    if (out.shape(0) != x.shape(0) || (int)out.shape(1) != n) throw std::invalid_argument("out is not [rows, n]");
-    const Packed format = packed_form(s);
-    Arena arena;
-    uint8_t* packed = arena.allocate((size_t)panels * panel_bytes(format, k));
-    pack_panels(s, weight.data(), n, k, 0, panels, packed);
-    const PackedWeight w{format, (Act)act, n, k, packed};
-    Activations activations(kernels, x);
-    const ActRows rows = activations.view();
-    LinearTask t{};
-    t.weight = &w;
-    t.acts = &rows;
-    t.row1 = (int)x.shape(0);
-    t.panel1 = panels;
-    t.out = out.data();
-    t.ld_out = n;
-    nb::gil_scoped_release release;
-    for (int i = 0; i < repeat; i++) kernels.linear(t);
+            Matrix<float> out) {
+    run_linear(*make_linear(isa, source, act, weight, (int)x.shape(1)), x, out, 1);
 }
 
 void quantize_a8(const std::string& isa, Vector<const float> x, Vector<int8_t> q, Vector<float> d, Vector<float> s,
@@ -148,7 +115,10 @@ void attention(const std::string& isa, Matrix<const float> q, Matrix<const uint8
 
 void bind_kernels(nb::module_& m) {
     nb::module_ k = m.def_submodule("kernels", "Single kernels of a named table.");
-    k.def("linear", &linear, "isa"_a, "source"_a, "act"_a, "weight"_a, "x"_a, "out"_a, "repeat"_a = 1);
+    k.def("linear", &linear, "isa"_a, "source"_a, "act"_a, "weight"_a, "x"_a, "out"_a);
+    nb::class_<SingleLinear>(k, "Linear", "A packed weight [n, k], and the linear over it.")
+        .def(nb::new_(&make_linear), "isa"_a, "source"_a, "act"_a, "weight"_a, "k"_a)
+        .def("run", &run_linear, "x"_a, "out"_a, "repeat"_a = 1);
     k.def("quantize_a8", &quantize_a8, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a, "sum"_a);
     k.def("quantize_a16", &quantize_a16, "isa"_a, "x"_a, "q"_a, "d"_a, "s"_a, "sum"_a);
     k.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);

@@ -40,8 +40,12 @@ class kernels:
         weight: npt.NDArray[np.uint8],
         x: npt.NDArray[np.float32],
         out: npt.NDArray[np.float32],
-        repeat: int = 1,
     ) -> None: ...
+
+    class Linear:
+        def __init__(self, isa: str, source: int, act: int, weight: npt.NDArray[np.uint8], k: int) -> None: ...
+        def run(self, x: npt.NDArray[np.float32], out: npt.NDArray[np.float32], repeat: int = 1) -> None: ...
+
     @staticmethod
     def quantize_a8(isa: str, x: Any, q: Any, d: Any, s: Any, sum: Any) -> None: ...
     @staticmethod

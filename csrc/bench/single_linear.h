@@ -1,0 +1,77 @@
+// One linear with all that it needs around it, for tests and measures of single kernels.
+#pragma once
+
+#include <vector>
+
+#include "formats/pack.h"
+#include "kernels/table.h"
+#include "runtime/arena.h"
+
+namespace potok {
+
+template <class T>
+struct Integers {
+    Integers(int rows, int cols)
+        : q((size_t)rows * cols), d((size_t)rows * (cols / kGroup)), s(d.size()), sum(d.size()), cols(cols) {}
+    IntRows<T> from(int row) {
+        const size_t group = (size_t)row * (cols / kGroup);
+        return {q.data() + (size_t)row * cols, d.data() + group, s.data() + group, sum.data() + group};
+    }
+    std::vector<T> q;
+    std::vector<float> d, s;
+    std::vector<int32_t> sum;
+    int cols;
+};
+
+// Activations in every form; buffers live as long as this. x: [rows][cols].
+struct Activations {
+    Activations(const Kernels& kernels, const float* x, int rows, int cols)
+        : f32(x, x + (size_t)rows * cols), a8(rows, cols), a16(rows, cols), cols(cols) {
+        for (int r = 0; r < rows; r++) {
+            kernels.quantize_a8(x + (size_t)r * cols, cols, a8.from(r));
+            kernels.quantize_a16(x + (size_t)r * cols, cols, a16.from(r));
+        }
+    }
+    ActRows view() { return {f32.data(), a8.from(0), a16.from(0), cols}; }
+    std::vector<float> f32;
+    Integers<int8_t> a8;
+    Integers<int16_t> a16;
+    int cols;
+};
+
+class SingleLinear {
+ public:
+    // Packs [n][k] weights from the bytes of a file's tensor.
+    SingleLinear(const Kernels& kernels, Source source, Act act, const uint8_t* rows, int n, int k)
+        : kernels_(kernels) {
+        const Packed format = packed_form(source);
+        const int panels = (n + kPanel - 1) / kPanel;
+        uint8_t* packed = arena_.allocate((size_t)panels * panel_bytes(format, k));
+        pack_panels(source, rows, n, k, 0, panels, packed);
+        weight_ = {format, act, n, k, packed};
+    }
+
+    int n() const { return weight_.n; }
+    int k() const { return weight_.k; }
+
+    // x: [rows][k], out: [rows][n]. The kernel runs `repeat` times on the same rows.
+    void run(const float* x, int rows, float* out, int repeat) const {
+        Activations activations(kernels_, x, rows, weight_.k);
+        const ActRows acts = activations.view();
+        LinearTask t{};
+        t.weight = &weight_;
+        t.acts = &acts;
+        t.row1 = rows;
+        t.panel1 = (weight_.n + kPanel - 1) / kPanel;
+        t.out = out;
+        t.ld_out = weight_.n;
+        for (int i = 0; i < repeat; i++) kernels_.linear(t);
+    }
+
+ private:
+    const Kernels& kernels_;
+    Arena arena_;
+    PackedWeight weight_{};
+};
+
+}  // namespace potok
