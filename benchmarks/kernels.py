@@ -311,7 +311,8 @@ def show(result: Result) -> None:
         f"W {w:.1f} GB/s over {c.stream_bytes / 2**20:.0f} MiB."
     )
     out.print(
-        f"Linears in cache: {CACHED_ROWS} x {CACHED_K}; GB/s in bytes of the file. Goals: of AVX2 on Zen 3, MAC/cycle or us; ! is missed."
+        f"Linears in cache: {CACHED_ROWS} x {CACHED_K}; GB/s in bytes of the file. "
+        "Goals: of AVX2 on Zen 3, MAC/cycle or us; ! is missed."
     )
     for line in (f"{result.date}  {result.machine.line()}", *result.notes):
         out.print(line, soft_wrap=True)
