@@ -54,10 +54,9 @@ class SingleLinear {
     int n() const { return weight_.n; }
     int k() const { return weight_.k; }
 
-    // x: [rows][k], out: [rows][n]. The kernel runs `repeat` times on the same rows.
-    void run(const float* x, int rows, float* out, int repeat) const {
-        Activations activations(kernels_, x, rows, weight_.k);
-        const ActRows acts = activations.view();
+    // out: [rows][n]. The kernel runs `repeat` times on the same rows.
+    void run(Activations& x, int rows, float* out, int repeat) const {
+        const ActRows acts = x.view();
         LinearTask t{};
         t.weight = &weight_;
         t.acts = &acts;
@@ -67,6 +66,8 @@ class SingleLinear {
         t.ld_out = weight_.n;
         for (int i = 0; i < repeat; i++) kernels_.linear(t);
     }
+
+    const Kernels& kernels() const { return kernels_; }
 
  private:
     const Kernels& kernels_;

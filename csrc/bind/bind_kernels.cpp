@@ -32,7 +32,8 @@ void run_linear(const SingleLinear& linear, Matrix<const float> x, Matrix<float>
         throw std::invalid_argument("out is not [rows, n]");
     }
     nb::gil_scoped_release release;
-    linear.run(x.data(), (int)x.shape(0), out.data(), repeat);
+    Activations activations(linear.kernels(), x.data(), (int)x.shape(0), linear.k());
+    linear.run(activations, (int)x.shape(0), out.data(), repeat);
 }
 
 void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> weight, Matrix<const float> x,
