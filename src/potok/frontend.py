@@ -19,10 +19,11 @@ import msgspec
 
 from potok.errors import ClientError, EngineDead, PotokError, ServerError
 from potok.finish import Finish
-from potok.params import SamplingParams
+from potok.params import SamplingParams, shown
 from potok.protocol import Chunk, EngineInfo, Sampling
 from potok.text.assembler import ChoiceAssembler, TokenLogprob
 from potok.text.chat import ChatTemplate
+from potok.text.guard import is_small
 from potok.text.stops import StopStrings
 from potok.text.tokenizer import Tokenizer
 from potok.weights.gguf import GGUFFile
@@ -99,15 +100,15 @@ def resolve(
     field: what the caller calls the prompt, for messages. Raises ClientError before anything is computed.
     """
     params.check(info.vocab_size)
-    _check_prompt(prompt_ids, info.vocab_size, field)
     room = info.max_model_len - len(prompt_ids)
-    if room <= 0:
+    if room <= 0:  # before its ids are looked at: there may be millions of them
         raise ClientError(
             f"{field} has {len(prompt_ids)} tokens, but prompt and answer together may have {info.max_model_len}; "
             f"shorten it to at most {info.max_model_len - 1} tokens.",
             field,
             "context_length_exceeded",
         )
+    _check_prompt(prompt_ids, info.vocab_size, field)
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
     own_ends = () if params.ignore_eos else end_ids
@@ -137,7 +138,9 @@ def _check_prompt(ids: Sequence[int], vocab_size: int, field: str) -> None:
     for i, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab_size:
             raise ClientError(
-                f"{field}[{i}] must be a token id from 0 to {vocab_size - 1}, not {token!r:.40}.", field, "out_of_range"
+                f"{field}[{i}] must be a token id from 0 to {vocab_size - 1}, not {shown(token)}.",
+                field,
+                "out_of_range",
             )
 
 
@@ -298,6 +301,17 @@ class FrontEnd:
         choices = [ChoiceAssembler(self.tokenizer, params, stops) for _ in resolved.samplings]
         return Generation(self.engine, list(prompt_ids), resolved, choices)
 
+    def check_size(self, num_chars: int, field: str) -> None:
+        """Refuses text that cannot fit into the context however it is tokenised, before anybody tokenises it."""
+        context = self.engine.info.max_model_len
+        if num_chars > context * self.tokenizer.max_chars_per_token:
+            raise ClientError(
+                f"{field} has {num_chars} characters, more than fit into {context} tokens, which prompt and answer "
+                "together may have; shorten it.",
+                field,
+                "context_length_exceeded",
+            )
+
     async def encode_prompt(self, text: str, field: str = "prompt") -> list[int]:
         """Ids of a completions prompt, with the begin id where the model file asks for it."""
         if len(text) <= INLINE_CHARS:
@@ -306,6 +320,6 @@ class FrontEnd:
 
     async def encode_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         """Ids of a dialogue, ready for the assistant's turn. Raises ClientError where the template refuses it."""
-        if len(repr(messages)) <= INLINE_CHARS:
+        if is_small([messages, kwargs], INLINE_CHARS):
             return self.chat.encode(messages, **kwargs)
         return await asyncio.to_thread(partial(self.chat.encode, messages, **kwargs))

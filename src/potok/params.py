@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +36,9 @@ BOUNDS: dict[str, Bound] = {
     "logprobs": Bound(0, 20, integer=True),
     "logit_bias": Bound(-100.0, 100.0),  # of each value
 }
+
+#: Fields of BOUNDS for which None means something.
+MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs"})
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -74,8 +79,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, vocab_size: int) -> None:
         """Raises ClientError naming the first field that is out of its bounds."""
         for name in BOUNDS:
-            if name != "logit_bias":
-                check_number(name, getattr(self, name))
+            value = getattr(self, name)
+            if name != "logit_bias" and not (value is None and name in MAY_BE_NONE):
+                check_number(name, value)
         check_stop(self.stop)
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size, MAX_STOP_TOKEN_IDS)
         check_logit_bias(self.logit_bias, vocab_size)
@@ -87,43 +93,51 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+def shown(value: Any) -> str:
+    """A value in a message: short and quickly made, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to spell out thousands of digits
+        return "a huge value"
+
+
 def check_number(name: str, value: Any) -> None:
-    """Checks `value` (None passes) against BOUNDS[name]; booleans, text and non-finite numbers are refused."""
-    if value is None:
-        return
+    """Checks `value` against BOUNDS[name]; booleans, text, None and non-finite numbers are refused."""
     bound = BOUNDS[name]
     kind = "an integer" if bound.integer else "a number"
     ok = isinstance(value, int) if bound.integer else isinstance(value, int | float)
-    if not ok or isinstance(value, bool) or not math.isfinite(value):
-        raise ClientError(f"{name} must be {kind}, not {value!r}.", name, "invalid_type")
+    if not ok or isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ClientError(f"{name} must be {kind}, not {shown(value)}.", name, "invalid_type")
     if not bound.low <= value <= bound.high:
         low, high = (int(bound.low), int(bound.high)) if bound.integer else (bound.low, bound.high)
-        raise ClientError(f"{name} must be from {low} to {high}, not {value!r}.", name, "out_of_range")
+        raise ClientError(f"{name} must be from {low} to {high}, not {shown(value)}.", name, "out_of_range")
 
 
-def check_stop(stop: list[str]) -> None:
-    if len(stop) > MAX_STOP_STRINGS:
-        raise ClientError(f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stop)}.", "stop", "out_of_range")
+def check_stop(stop: Sequence[str]) -> None:
+    _check_list("stop", stop, "strings", MAX_STOP_STRINGS)
     for text in stop:
         if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
             raise ClientError(
-                f"each stop string must be text of 1 to {MAX_STOP_CHARS} characters, not {text!r:.40}.",
+                f"each stop string must be text of 1 to {MAX_STOP_CHARS} characters, not {shown(text)}.",
                 "stop",
                 "out_of_range",
             )
 
 
-def check_token_ids(name: str, ids: list[int], vocab_size: int, limit: int) -> None:
-    if len(ids) > limit:
-        raise ClientError(f"{name} takes at most {limit} ids, not {len(ids)}.", name, "out_of_range")
+def check_token_ids(name: str, ids: Sequence[int], vocab_size: int, limit: int) -> None:
+    _check_list(name, ids, "token ids", limit)
     for i, token in enumerate(ids):
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
             raise ClientError(
-                f"{name}[{i}] must be a token id from 0 to {vocab_size - 1}, not {token!r:.40}.", name, "out_of_range"
+                f"{name}[{i}] must be a token id from 0 to {vocab_size - 1}, not {shown(token)}.", name, "out_of_range"
             )
 
 
-def check_logit_bias(bias: dict[int, float], vocab_size: int) -> None:
+def check_logit_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    if not isinstance(bias, Mapping):
+        raise ClientError(
+            f"logit_bias must be a dict from token ids to numbers, not {shown(bias)}.", "logit_bias", "invalid_type"
+        )
     if len(bias) > MAX_LOGIT_BIAS:
         raise ClientError(
             f"logit_bias takes at most {MAX_LOGIT_BIAS} entries, not {len(bias)}.", "logit_bias", "out_of_range"
@@ -131,10 +145,15 @@ def check_logit_bias(bias: dict[int, float], vocab_size: int) -> None:
     for token, value in bias.items():
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
             raise ClientError(
-                f"logit_bias keys must be token ids from 0 to {vocab_size - 1}, not {token!r:.40}.",
+                f"logit_bias keys must be token ids from 0 to {vocab_size - 1}, not {shown(token)}.",
                 "logit_bias",
                 "out_of_range",
             )
         check_number("logit_bias", value)
-        if value is None:
-            raise ClientError(f"logit_bias[{token}] must be a number, not null.", "logit_bias", "invalid_type")
+
+
+def _check_list(name: str, value: Any, of: str, limit: int) -> None:
+    if not isinstance(value, list | tuple):  # a text is a sequence too, of what nobody means
+        raise ClientError(f"{name} must be a list of {of}, not {shown(value)}.", name, "invalid_type")
+    if len(value) > limit:
+        raise ClientError(f"{name} takes at most {limit} {of}, not {len(value)}.", name, "out_of_range")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from server_kit import Server, read_until, send_raw
 
 from potok.params import BOUNDS
 from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL
+from potok.text.chat import RESERVED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -169,9 +171,10 @@ def test_messages_that_are_none(server: Server, message: Any) -> None:
 
 
 def test_template_arguments_cannot_take_the_place_of_ours(server: Server) -> None:
-    for name in ("messages", "add_generation_prompt", "self"):
-        arguments = {"chat_template_kwargs": {name: []}}
-        refused(server, CHAT, {"messages": HI, **arguments}, "chat_template_kwargs")
+    for arguments in (*({name: []} for name in RESERVED), {"x": "y" * 20_000}, {"x": [1] * 20_000}, [], "x"):
+        body = {"messages": HI, "chat_template_kwargs": arguments}
+        refused(server, CHAT, body, "chat_template_kwargs")
+        refused(server, "/tokenize", body, "chat_template_kwargs")
 
 
 @pytest.mark.parametrize(
@@ -274,6 +277,20 @@ def test_the_context_is_a_limit_with_both_numbers(server: Server) -> None:
         assert error["code"] == "context_length_exceeded"
     error = refused(server, CHAT, {"messages": [{"role": "user", "content": "word " * 600}]}, "messages")
     assert "512" in error["message"]
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(server: Server) -> None:
+    """Tokenising eight megabytes without a word's end takes seconds and a gigabyte."""
+    text = "<|" * (MAX_BODY_BYTES // 2 - 100)
+    started = time.monotonic()
+    for path, body, param in (
+        (COMPLETIONS, {"prompt": text}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", text]}, "prompt[1]"),
+        (CHAT, {"messages": [{"role": "user", "content": text}]}, "messages"),
+    ):
+        error = refused(server, path, body, param)
+        assert error["code"] == "context_length_exceeded" and "512 tokens" in error["message"]
+    assert time.monotonic() - started < 2.0
 
 
 def test_a_refused_call_is_counted_and_accepts_nothing(server: Server) -> None:

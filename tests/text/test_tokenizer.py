@@ -370,3 +370,11 @@ def test_spellings_are_found_leftmost_and_longest(words: set[str], text: str) ->
         expected.append(spellings.ids[longest])
         at += len(longest)
     assert list(spellings.split(text)) == ([*expected, plain] if plain else expected)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "qwen2"])
+@pytest.mark.parametrize("text", ["\u1f82" * 9, "\u03b1\u0314\u0300\u0345" * 9, "<s>" * 9, "aaaaaaa" * 9, "b" * 9])
+def test_no_token_stands_for_more_characters_than_the_tokenizer_says(pre: str, text: str) -> None:
+    small = small_tokenizer(pre, control=("<s>",), words=("\u1f82", "aaaaaaa"))
+    assert small.max_chars_per_token == (28 if pre == "qwen2" else 7)
+    assert len(text) <= len(small.encode_prompt(text)) * small.max_chars_per_token

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from potok.errors import ClientError
-from potok.params import SamplingParams
+from potok.params import SamplingParams, shown
 
 Prompt = str | list[int]
 Message = Mapping[str, Any]
@@ -34,7 +34,7 @@ def _prompt(given: Any, field: str) -> Prompt:
     if isinstance(given, Sequence) and not isinstance(given, bytes):
         return list(given)
     raise ClientError(
-        f"{field} must be text, a list of token ids, or a dict with prompt or prompt_token_ids, not {given!r:.40}.",
+        f"{field} must be text, a list of token ids, or a dict with prompt or prompt_token_ids, not {shown(given)}.",
         "prompts",
         "invalid_type",
     )

@@ -20,6 +20,9 @@ MAX_CHOICES_PER_CALL = 1024
 #: Messages of one dialogue.
 MAX_MESSAGES = 4096
 
+#: Characters and items of chat_template_kwargs.
+MAX_TEMPLATE_ARGUMENTS = 16384
+
 #: Calls that are open at once. Each may hold its body, its text and the tokens that its client has not read yet, which
 #: are never more than its choices times the context: this is what bounds the memory of the process.
 MAX_CALLS = 2048

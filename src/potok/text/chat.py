@@ -16,9 +16,10 @@ from potok.text.spellings import Spellings
 from potok.text.template import TemplateFacts, make_environment
 from potok.text.tokenizer import Tokenizer
 
-#: Variables that the server sets; arguments of a request may not.
+#: Variables that the server sets; arguments of a request may not. "self" is what the template's renderer is called.
 RESERVED = frozenset(
-    ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"]
+    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "self"}
+    | {"raise_exception", "strftime_now"}
 )
 
 

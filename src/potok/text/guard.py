@@ -93,3 +93,16 @@ def strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from strings(item)
+
+
+def is_small(value: Any, limit: int) -> bool:
+    """Whether JSON-like data has at most `limit` characters and items in all; looks no further than it must."""
+    size, waiting = 0, [value]
+    while waiting and size <= limit:
+        item = waiting.pop()
+        size += len(item) if isinstance(item, str | list | tuple | dict) else 1
+        if size <= limit and isinstance(item, list | tuple | dict):
+            waiting += item
+            if isinstance(item, dict):
+                waiting += item.values()
+    return size <= limit

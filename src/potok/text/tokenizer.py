@@ -21,6 +21,9 @@ from potok.text.spellings import Spellings
 #: UTF-8 bytes of one text. Far above any context; below it the word cutters of the library cannot run out of steps.
 MAX_TEXT_BYTES = 8 * 2**20
 
+#: Characters that NFC makes one of, at most.
+MAX_COMPOSED_CHARS = 4
+
 #: Longer text is tokenised in parts of about this many characters, which bounds memory and lets other threads run.
 PART_CHARS = 1 << 16
 
@@ -60,6 +63,7 @@ class Tokenizer:
 
     vocab_size: entries of the file's token list; the model may have more rows (padding), which spell nothing.
     bos_id, eos_id: or None. add_bos: a completions prompt begins with bos_id. end_ids: all ids that end an answer.
+    max_chars_per_token: no token stands for more characters of a text.
     control: spellings of the control tokens. whole_text: id -> text of tokens whose bytes are complete UTF-8 alone;
     filled as tokens are met, so that turning a usual id into text is one look-up.
     """
@@ -96,6 +100,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self.whole_text: dict[int, str] = {}
         self.vocab_size = len(tokens)
+        self.max_chars_per_token = max(map(len, tokens), default=1) * (MAX_COMPOSED_CHARS if family.nfc else 1)
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.add_bos = add_bos

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from potok.errors import ClientError
-from potok.params import Bound
+from potok.params import MAX_LOGIT_BIAS, Bound
 
 #: A reader takes the field's name and its JSON value (never null) and returns what the dialect works with.
 Reader = Callable[[str, Any], Any]
@@ -186,6 +186,8 @@ _ID = re.compile(r"-?[0-9]{1,10}")
 def _bias(name: str, value: Any) -> dict[int, Any]:
     if not isinstance(value, dict):
         raise wrong_type(name, "an object of token ids and numbers", value)
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ClientError(f"{name} takes at most {MAX_LOGIT_BIAS} entries, not {len(value)}.", name, "out_of_range")
     bias = {}
     for key, number in value.items():
         if not _ID.fullmatch(key):

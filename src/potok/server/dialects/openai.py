@@ -16,6 +16,7 @@ from potok.server.dialects.fields import read
 from potok.server.dialects.openai_fields import CHAT, COMPLETION, DETOKENIZE, SAMPLING, TOKENIZE, Prompt
 from potok.server.dialects.openai_reply import ChatShape, Reply, Shape, TextShape, Whole, Wishes
 from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL
+from potok.text.tokenizer import Tokenizer
 
 Open = Callable[[FrontEnd, Any], Awaitable[Reply]]
 
@@ -60,7 +61,9 @@ async def open_completion(frontend: FrontEnd, body: Any) -> Reply:
     encoded = {}
     for i, prompt in enumerate(prompts):
         field = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-        encoded[field] = await frontend.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            frontend.check_size(len(prompt), field)
+        encoded[field] = await frontend.encode_prompt(prompt, field) if isinstance(prompt, str) else prompt
         await asyncio.sleep(0)
     return await _start(frontend, TextShape(), encoded, params, wishes)
 
@@ -73,6 +76,7 @@ async def open_chat(frontend: FrontEnd, body: Any) -> Reply:
         raise ClientError("top_logprobs needs logprobs: true.", "top_logprobs", "needs_logprobs")
     wishes = _wishes(values, values["logprobs"])
     params = _params(values, _max_tokens(values), (values["top_logprobs"] or 0) if values["logprobs"] else None)
+    frontend.check_size(sum(len(message["content"]) for message in values["messages"]), "messages")
     ids = await frontend.encode_chat(
         values["messages"], add_generation_prompt=values["add_generation_prompt"], **values["chat_template_kwargs"]
     )
@@ -163,22 +167,25 @@ async def tokenize(frontend: FrontEnd, body: Any) -> dict[str, Any]:
         "count": len(ids),
         "max_model_len": frontend.engine.info.max_model_len,
         "tokens": ids,
-        "token_strs": _strings(frontend, ids) if values["return_token_strs"] else None,
+        "token_strs": await asyncio.to_thread(_strings, tokenizer, ids) if values["return_token_strs"] else None,
     }
 
 
-def _strings(frontend: FrontEnd, ids: Sequence[int]) -> list[str]:
-    return [frontend.tokenizer.token_bytes(id).decode(errors="replace") for id in ids]
+def _strings(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    return [tokenizer.token_text(id) for id in ids]
 
 
 async def detokenize(frontend: FrontEnd, body: Any) -> dict[str, Any]:
     """vLLM's /detokenize."""
     values = read(body, DETOKENIZE)
     check_model(frontend, values["model"])
-    ids = values["tokens"]
-    check_token_ids("tokens", ids, frontend.tokenizer.vocab_size, MAX_BODY_BYTES)
     # On a thread: a body may hold millions of ids, and other streams go on meanwhile.
-    return {"prompt": await asyncio.to_thread(frontend.tokenizer.decode, ids, skip_special=False)}
+    return {"prompt": await asyncio.to_thread(_text, frontend.tokenizer, values["tokens"])}
+
+
+def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    check_token_ids("tokens", ids, tokenizer.vocab_size, MAX_BODY_BYTES)
+    return tokenizer.decode(ids, skip_special=False)
 
 
 def model_card(frontend: FrontEnd, created: int) -> dict[str, Any]:

@@ -22,14 +22,13 @@ from potok.server.dialects.fields import (
     unsupported,
     wrong_type,
 )
-from potok.server.limits import MAX_MESSAGES, MAX_PROMPTS
+from potok.server.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_TEMPLATE_ARGUMENTS
+from potok.text.chat import check_arguments
+from potok.text.guard import is_small
 
 Prompt = str | list[int]
 
 ROLES = ("system", "developer", "user", "assistant")
-
-#: Names that a template is given by us. A caller who could set them could hide messages from the model's template.
-RESERVED = frozenset({"self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
 
 def _prompts(name: str, value: Any) -> list[Prompt]:
@@ -113,9 +112,9 @@ def _content(where: str, role: str, content: Any) -> str:
 def _template_arguments(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong_type(name, "an object", value)
-    for key in value:
-        if key in RESERVED:
-            raise ClientError(f"{name}.{key} is set by the server; remove it.", name, "not_supported")
+    if not is_small(value, MAX_TEMPLATE_ARGUMENTS):
+        raise ClientError(f"{name} may have {MAX_TEMPLATE_ARGUMENTS} characters; send less.", name, "out_of_range")
+    check_arguments(value)  # here, because they become arguments of a call beside ours
     return value
 
 
