@@ -281,7 +281,7 @@ def cli() -> typer.Typer:
 def test_nobody_there_is_one_sentence_and_exit_code_2() -> None:
     result = CliRunner().invoke(cli(), ["--url", "http://127.0.0.1:1"])
     assert result.exit_code == 2
-    assert re.match(r"No answer from http://127.0.0.1:1: cannot connect.*\n$", result.stderr)
+    assert re.match(r"potok: No answer from http://127.0.0.1:1: cannot connect.*\n$", result.stderr)
     result = CliRunner().invoke(cli(), ["--clients", "1;8"])
     assert result.exit_code == 2
     assert "--clients must be whole numbers" in result.stderr

@@ -60,6 +60,9 @@ def bare_gguf(tmp_path: Path) -> str:
         (["inspect", __file__], "test_command_line.py"),
         (["bench"], "command"),
         (["bench", "nonsense"], "nonsense"),
+        (["bench", "serve", "--clients", "1;8"], "--clients"),
+        (["bench", "serve", "--prompt-tokens", "0"], "--prompt-tokens"),
+        (["bench", "serve", "--url", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

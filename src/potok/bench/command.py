@@ -72,14 +72,14 @@ def bench_serve(
         with _runner() as runner, _Bars(console) as bars:
             result = runner.run(run_bench(options, bars.show))
     except PotokError as error:
-        console.print(str(error), markup=False, soft_wrap=True)
+        console.print(f"potok: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     _show(result)
     try:
         if json is not None:
             keep(result, json)
     except OSError as error:
-        console.print(f"--json: cannot write {json}: {error.strerror}.", markup=False, soft_wrap=True)
+        console.print(f"potok: --json: cannot write {json}: {error.strerror}.", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     if any(load.figures.errors for load in result.loads):
         raise typer.Exit(1)
