@@ -354,6 +354,13 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSou
                 out.write(chunk.tobytes())
 
 
+#: What readers take the whole file for, as llama-quantize numbers its mixes.
+_FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 14,
+    "Q4_K_M": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
+}  # fmt: skip
+
+
 def make_model(path: str | Path, shape: str, format: str | None = None, seed: int = 0) -> Path:
     """Writes the model `shape` (a key of SHAPES) and returns its path.
 
@@ -367,6 +374,7 @@ def make_model(path: str | Path, shape: str, format: str | None = None, seed: in
         "general.architecture": arch,
         "general.name": f"synthetic {shape} {requested} seed {seed}",
         "general.quantization_version": 2,
+        "general.file_type": _FILE_TYPES[requested],
         f"{arch}.block_count": s.layers,
         f"{arch}.context_length": s.context,
         f"{arch}.embedding_length": s.dim,

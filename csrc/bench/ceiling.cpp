@@ -18,7 +18,7 @@ namespace potok {
 namespace {
 
 // An interrupt, a neighbour on the same core or a clock that still rises only ever make a run slower.
-constexpr int kRuns = 10;
+constexpr int kRuns = 20;
 
 using Clock = std::chrono::steady_clock;
 
