@@ -13,6 +13,13 @@ static inline Lanes load_kv(const uint16_t* p) {
 static inline Lanes load_kv(const float* p) {
     return load(p);
 }
+static inline Lanes load_kv(const int8_t* p) {
+    return load_i8(p);
+}
+template <class T>
+static constexpr KvType kv_type_of() {
+    return sizeof(T) == 1 ? KvType::I8 : sizeof(T) == 2 ? KvType::F16 : KvType::F32;
+}
 
 // s[r * 64 + t] = q[r] . k[t] for 16 * N tokens of one block; k points at [head_dim][block_size], first token.
 template <class T, int Rows, int N>
@@ -64,7 +71,18 @@ static inline RowState row_state(const AttentionTask& t, int row) {
 template <class T>
 static inline const T* block_keys(const AttentionTask& t, int token) {
     const uint8_t* block = t.kv + (size_t)t.blocks[token / t.block_size] * t.block_stride;
-    return (const T*)block + (size_t)t.kv_head * 2 * t.block_size * t.head_dim;
+    return (const T*)(block + t.kv_head * kv_head_bytes(kv_type_of<T>(), t.block_size, t.head_dim));
+}
+
+// p[r * 64 + i] *= scale of token start + i, for `tokens` tokens rounded up to 16: of K, or of V.
+template <class T, int Rows>
+static inline void scale_tokens(const AttentionTask& t, float* p, int start, int tokens, bool of_values) {
+    for (int i = 0; i < tokens; i += 16) {
+        const T* head = block_keys<T>(t, start + i);
+        const float* scales = (const float*)(head + (size_t)2 * t.block_size * t.head_dim);
+        const Lanes s = load(scales + (of_values ? t.block_size : 0) + (start + i) % t.block_size);
+        for (int r = 0; r < Rows; r++) store(p + r * kTileTokens + i, mul(load(p + r * kTileTokens + i), s));
+    }
 }
 
 // Values of tokens [begin, end) of the tile at `start`, for `Rows` rows whose weights are at p.
@@ -117,6 +135,8 @@ static void attend_tile(const AttentionTask& t, int first, int start) {
         }
     }
 
+    if constexpr (sizeof(T) == 1) scale_tokens<T, Rows>(t, s, start, most, false);
+
     const Lanes nothing = set1(-__builtin_inff());
     float fade[16] = {0};
     for (int r = 0; r < Rows; r++) {
@@ -155,6 +175,7 @@ static void attend_tile(const AttentionTask& t, int first, int start) {
         }
     }
 
+    if constexpr (sizeof(T) == 1) scale_tokens<T, Rows>(t, s, start, most, true);
     tile_values<T, Rows>(t, s, start, 0, least, out);
     for (int r = 0; r < Rows; r++) {
         if (tokens[r] > least) tile_values<T, 1>(t, s + r * kTileTokens, start, least, tokens[r], out + r);
@@ -239,6 +260,9 @@ static void attention(const AttentionTask& t) {
             break;
         case KvType::F32:
             attention_of<float>(t);
+            break;
+        case KvType::I8:
+            attention_of<int8_t>(t);
             break;
     }
 }

@@ -103,11 +103,34 @@ static inline void rotate_head(const float* in, const float* cos_sin, int head_d
     for (int i = rope_dim; i < head_dim; i++) out[i] = in[i];
 }
 
-static inline void store_kv(uint16_t* p, Lanes a) {
-    store_f16(p, a);
+// One row of head_dim elements as it is stored; the scale is for I8 alone.
+static inline void store_kv(const float* x, int dim, uint16_t* out, float*) {
+    for (int i = 0; i < dim; i += 16) store_f16(out + i, load(x + i));
 }
-static inline void store_kv(float* p, Lanes a) {
-    store(p, a);
+static inline void store_kv(const float* x, int dim, float* out, float*) {
+    for (int i = 0; i < dim; i += 16) store(out + i, load(x + i));
+}
+// scale = amax / 127, q = round(x * (127 / amax)); a row that is not finite gets q = 0 and scale NaN.
+static inline void store_kv(const float* x, int dim, int8_t* out, float* scale) {
+    const Lanes most = set1(3.40282347e38f);
+    Lanes highest = set1(0);
+    for (int i = 0; i < dim; i += 16) {
+        const Lanes magnitude = abs(load(x + i));
+        if (bits(greater_equal(most, magnitude)) != 0xffff) {
+            memset(out, 0, (size_t)dim);
+            *scale = __builtin_nanf("");
+            return;
+        }
+        highest = max(highest, magnitude);
+    }
+    const float amax = max_tree(highest);
+    const Lanes inverse = set1(amax > 0 ? 127.0f / amax : 0);
+    int32_t wide[16];
+    for (int i = 0; i < dim; i += 16) {
+        store_i32(wide, round_even(mul(load(x + i), inverse)));
+        for (int j = 0; j < 16; j++) out[i + j] = (int8_t)wide[j];
+    }
+    *scale = amax / 127.0f;
 }
 
 template <class T>
@@ -118,12 +141,13 @@ static void write_kv(const RopeTask& t) {
     for (int h = 0; h < t.num_kv_heads; h++) {
         const float* key = t.qkv + (t.num_heads + h) * d;
         const float* value = t.qkv + (t.num_heads + t.num_kv_heads + h) * d;
-        T* k = (T*)t.kv + (size_t)h * 2 * t.block_size * d;
-        T* v = k + (size_t)t.block_size * d + (size_t)t.slot * d;
+        T* k = (T*)(t.kv + h * kv_head_bytes(t.kv_type, t.block_size, d));
+        T* v = k + (size_t)t.block_size * d;
+        float* scales = (float*)(v + (size_t)t.block_size * d);
         rotate_head(key, t.cos_sin, d, t.rope_dim, t.halves, rotated);
-        for (int i = 0; i < d; i += 16) store_kv(stored + i, load(rotated + i));
+        store_kv(rotated, d, stored, scales + t.slot);
         for (int i = 0; i < d; i++) k[(size_t)i * t.block_size + t.slot] = stored[i];
-        for (int i = 0; i < d; i += 16) store_kv(v + i, load(value + i));
+        store_kv(value, d, v + (size_t)t.slot * d, scales + t.block_size + t.slot);
     }
 }
 
@@ -134,9 +158,15 @@ static void rope_kv(const RopeTask& t) {
         rotate_head(t.qkv + h * d, t.cos_sin, d, t.rope_dim, t.halves, out);
         for (int i = 0; i < d; i++) out[i] = out[i] * t.scale;
     }
-    if (t.kv_type == KvType::F16) {
-        write_kv<uint16_t>(t);
-    } else {
-        write_kv<float>(t);
+    switch (t.kv_type) {
+        case KvType::F16:
+            write_kv<uint16_t>(t);
+            break;
+        case KvType::F32:
+            write_kv<float>(t);
+            break;
+        case KvType::I8:
+            write_kv<int8_t>(t);
+            break;
     }
 }

@@ -49,6 +49,11 @@ static inline Lanes load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+static inline Lanes load_i8(const int8_t* p) {
+    const __m128i v = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(v, 8)))};
+}
 // bf16 is the upper half of a float
 static inline Lanes load_bf16(const uint16_t* p) {
     return {
@@ -216,6 +221,9 @@ static inline Lanes broadcast(const float* p) {
 }
 static inline Lanes load_f16(const uint16_t* p) {
     POTOK_LANES(Lanes, f16_to_f32(p[i]));
+}
+static inline Lanes load_i8(const int8_t* p) {
+    POTOK_LANES(Lanes, (float)p[i]);
 }
 static inline Lanes load_bf16(const uint16_t* p) {
     Lanes r;

@@ -54,11 +54,19 @@ struct LinearTask {
     int32_t ld_residual;
 };
 
-// Element type of K and V in memory.
-enum class KvType : int32_t { F16 = 0, F32 = 1 };
+// Element type of K and V in memory. I8 has one float scale for each token and head, of K and of V.
+enum class KvType : int32_t { F16 = 0, F32 = 1, I8 = 2 };
+
+static constexpr int kv_element_bytes(KvType t) {
+    return t == KvType::I8 ? 1 : t == KvType::F16 ? 2 : 4;
+}
+static constexpr size_t kv_head_bytes(KvType t, int block_size, int head_dim) {
+    return (size_t)2 * block_size * (head_dim * kv_element_bytes(t) + (t == KvType::I8 ? 4 : 0));
+}
 
 // A block holds all layers, so that it is one run of memory. In block b of this layer, at kv + b * block_stride bytes,
-// heads follow each other: K transposed [head_dim][block_size], then V [block_size][head_dim].
+// heads follow each other: K transposed [head_dim][block_size], then V [block_size][head_dim], then for I8 the scales
+// of K [block_size] and of V [block_size].
 struct AttentionTask {
     const float* q;  // [rows][num_heads * head_dim], rotated and scaled
     int32_t ld_q;

@@ -97,7 +97,7 @@ void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector
 
 void Replay::allocate(int num_blocks, int block_size, KvType kv_type, const float* cos_sin, int max_positions) {
     kv_type_ = kv_type;
-    layer_stride_ = (size_t)shape_.kv_heads * 2 * block_size * shape_.head_dim * (kv_type == KvType::F16 ? 2 : 4);
+    layer_stride_ = shape_.kv_heads * kv_head_bytes(kv_type, block_size, shape_.head_dim);
     block_stride_ = layer_stride_ * shape_.layers;
     block_size_ = block_size;
     num_blocks_ = num_blocks;
@@ -107,7 +107,7 @@ void Replay::allocate(int num_blocks, int block_size, KvType kv_type, const floa
 }
 
 void Replay::poison(const int32_t* blocks, int n) {
-    // All bits set is NaN in every float type.
+    // All bits set is NaN in every float type, the scales of bytes included.
     for (int i = 0; i < n; i++) memset(kv_ + (size_t)blocks[i] * block_stride_, 0xff, block_stride_);
 }
 

@@ -19,7 +19,7 @@ class EngineConfig:
     kv_cache_memory: int = 0  # bytes
     block_size: int = 32  # tokens: 16, 32 or 64
     threads: int = 0
-    kv_cache_dtype: str = "f16"  # element type of K and V: f16 or f32
+    kv_cache_dtype: str = "f16"  # element type of K and V: f16, f32 or int8
     activation_bits: int = 8  # 8: 8-bit except where fidelity asks for 16; 16: 16-bit everywhere
 
 

@@ -26,6 +26,7 @@ class Setting:
     num_blocks: int = 2000
     block_size: int = 32
     threads: int = 2
+    kv_dtype: str = "f16"
 
 
 @dataclass
@@ -74,14 +75,14 @@ class Model:
         self._file = file
         self._config = read_config(file)
         self._activation_bits = activation_bits
-        self._backends: dict[tuple[int, int], NativeBackend] = {}
+        self._backends: dict[tuple[int, int, str], NativeBackend] = {}
 
     @property
     def vocab_size(self) -> int:
         return self._config.vocab_size
 
     def _backend(self, setting: Setting) -> NativeBackend:
-        key = (setting.threads, setting.block_size)
+        key = (setting.threads, setting.block_size, setting.kv_dtype)
         if key not in self._backends:
             self._backends[key] = NativeBackend(
                 self._file,
@@ -89,6 +90,7 @@ class Model:
                 threads=setting.threads,
                 activation_bits=self._activation_bits,
                 block_size=setting.block_size,
+                kv_dtype=setting.kv_dtype,
             )
         return self._backends[key]
 

@@ -48,8 +48,8 @@ def neighbours(vocab: int, num: int, longest: int = 150) -> list[Submit]:
     ]
 
 
-def alone(model: Model, request: Submit) -> Answer:
-    answers, _ = model.serve({0: [request]}, Setting(max_num_seqs=1, threads=1))
+def alone(model: Model, request: Submit, kv_dtype: str = "f16") -> Answer:
+    answers, _ = model.serve({0: [request]}, Setting(max_num_seqs=1, threads=1, kv_dtype=kv_dtype))
     assert len(answers[request.id].hashes) == len(answers[request.id].tokens) > 0
     return answers[request.id]
 
@@ -104,6 +104,15 @@ def test_after_preemption(tiny: Model) -> None:
     assert stats.preemptions > 0
     for request in requests:
         assert answers[request.id] == alone(tiny, request)
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_with_keys_and_values_in_bytes(tiny: Model, block_size: int) -> None:
+    request = subject(tiny.vocab_size, prompt=600)
+    setting = Setting(block_size=block_size, budget=50, kv_dtype="int8", num_blocks=1400 // block_size)
+    answers, _ = tiny.serve({0: [*neighbours(tiny.vocab_size, 9), request]}, setting)
+    assert answers[SUBJECT] == alone(tiny, request, "int8")
+    assert answers[SUBJECT] != alone(tiny, request)
 
 
 def test_seeded_samples_repeat_and_differ_by_choice(tiny: Model) -> None:

@@ -39,15 +39,23 @@ def run(backend: Backend, vocab: int, chunks: tuple[int, ...]) -> list[object]:
     return seen
 
 
-def compare(path: Path, activation_bits: int, chunks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def compare(
+    path: Path,
+    activation_bits: int,
+    chunks: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    kv_dtype: str = "f16",
+) -> None:
     file = GGUFFile.open(path)
     config = read_config(file)
-    reference = ReferenceBackend(file, config, activation_bits=activation_bits, block_size=16)
+    reference = ReferenceBackend(file, config, activation_bits=activation_bits, block_size=16, kv_dtype=kv_dtype)
     reference.allocate(32, 144)
     want = run(reference, config.vocab_size, chunks)
     for isa in supported_isas():
         monkeypatch.setenv("POTOK_ISA", isa)
-        native = NativeBackend(file, config, threads=2, activation_bits=activation_bits, block_size=16)
+        native = NativeBackend(
+            file, config, threads=2, activation_bits=activation_bits, block_size=16, kv_dtype=kv_dtype
+        )
         native.allocate(32, 144)
         assert native.info.isa == isa
         assert run(native, config.vocab_size, chunks) == want, isa
@@ -78,6 +86,11 @@ def test_tiny_models(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compare(make_model(tmp_path / "tiny.gguf", shape, format), activation_bits, chunks, monkeypatch)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "int8"])
+def test_every_element_type_of_keys_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_dtype: str) -> None:
+    compare(make_model(tmp_path / "tiny.gguf", "tiny-llama-64", "Q8_0"), 8, LONG, monkeypatch, kv_dtype)
 
 
 def test_a_few_tokens_of_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ def _block_size(value: int) -> int:
 
 
 def _kv_cache_dtype(value: str) -> str:
-    if value not in ("f16", "f32"):
-        raise typer.BadParameter(f"must be f16 or f32, not {value}.")
+    if value not in ("f16", "f32", "int8"):
+        raise typer.BadParameter(f"must be f16, f32 or int8, not {value}.")
     return value
 
 
@@ -102,7 +102,7 @@ KvCacheDtype = Annotated[
     typer.Option(
         "--kv-cache-dtype",
         callback=_kv_cache_dtype,
-        help="Element type of keys and values: f16, or f32 at twice the memory.",
+        help="Element type of keys and values: f16; int8 at half the memory; f32 at twice.",
     ),
 ]
 ActivationBits = Annotated[

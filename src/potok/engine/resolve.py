@@ -12,6 +12,7 @@ from typing import NamedTuple
 from potok.config import EngineConfig
 from potok.engine.machine import Machine
 from potok.errors import LoadError
+from potok.model.precision import KV_DTYPES
 
 BLOCK_SIZES = (16, 32, 64)
 DEFAULT_MAX_NUM_SEQS = 128
@@ -47,8 +48,8 @@ def check(config: EngineConfig, context_length: int) -> None:
             raise LoadError(f"{name} must be at least 1, not {value}; leave it out to have it derived.")
     if config.block_size not in BLOCK_SIZES:
         raise LoadError(f"block_size must be 16, 32 or 64 tokens, not {config.block_size}.")
-    if config.kv_cache_dtype not in ("f16", "f32"):
-        raise LoadError(f"kv_cache_dtype must be f16 or f32, not {config.kv_cache_dtype}.")
+    if config.kv_cache_dtype not in KV_DTYPES:
+        raise LoadError(f"kv_cache_dtype must be one of {', '.join(KV_DTYPES)}, not {config.kv_cache_dtype}.")
     if config.activation_bits not in (8, 16):
         raise LoadError(f"activation_bits must be 8 or 16, not {config.activation_bits}.")
     if config.max_model_len == 1:

@@ -1,4 +1,4 @@
-"""In which precision a linear takes its activations: fixed per tensor, never by what else is in the step.
+"""In which precision a linear takes its activations, and K and V are stored: fixed, never by what else is in the step.
 
 Chosen from the curve of fidelity against speed in docs/numerics.md: 8-bit activations everywhere cost 4.1e-3 nats of
 mean KL, giving q, k and v and the 8-bit head 16 bits brings it to 1.9e-3 for 16 % of the linear work.
@@ -7,6 +7,8 @@ mean KL, giving q, k and v and the 8-bit head 16 bits brings it to 1.9e-3 for 16
 from __future__ import annotations
 
 from enum import IntEnum
+
+from potok.model.config import ModelConfig
 
 
 class Activation(IntEnum):
@@ -31,3 +33,13 @@ def activation_of(tensor: str, format_name: str, activation_bits: int) -> Activa
     if bits > 5 or activation_bits == 16 or tensor.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight")):
         return Activation.A16
     return Activation.A8
+
+
+#: Element types of K and V, and the bytes of an element. int8 adds a float scale for each token and head.
+KV_DTYPES = {"f16": 2, "f32": 4, "int8": 1}
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
+    """Of all layers, K and V together."""
+    head_bytes = config.head_dim * KV_DTYPES[dtype] + (4 if dtype == "int8" else 0)
+    return 2 * config.num_layers * config.num_kv_heads * head_bytes

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from potok.model.config import ModelConfig
+from potok.model.precision import kv_bytes_per_token
 from potok.weights.gguf import GGUFFile, Tensor
 from potok.weights.model_config import read_config
 
@@ -20,7 +21,6 @@ _GROUPS = (
     ("output", ("output.weight",)),
     ("norms and factors", ("",)),
 )
-KV_ELEMENT_BYTES = 2  # float16
 PANEL_ROWS = 16  # packed weights are padded to whole panels of output columns
 
 
@@ -100,7 +100,7 @@ def describe(file: GGUFFile, kernel_formats: Collection[str]) -> ModelFacts:
         tokenizer=f"{kind}/{pre}",
         has_template="tokenizer.chat_template" in metadata,
         weights_memory=sum(use.memory for use in uses),
-        kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * KV_ELEMENT_BYTES,
+        kv_bytes_per_token=kv_bytes_per_token(config, "f16"),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from potok.errors import LoadError
 from potok.model.config import ModelConfig
 from potok.model.families import FAMILIES
 from potok.model.plan import RopeKind
-from potok.model.precision import Activation
+from potok.model.precision import Activation, kv_bytes_per_token
 from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile
 
@@ -26,15 +25,8 @@ _GROUP = 32  # elements that share one activation scale
 _MAX_VOCAB = 2**19  # csrc/kernels/sampling.h: sums over more ids could round
 
 
-class KVDtype(NamedTuple):
-    """Element type of K and V: bytes, and its number in csrc/kernels/table.h."""
-
-    nbytes: int
-    native: int
-
-
-#: f16 halves the memory and the traffic; f32 is there to show what the rounding of f16 costs.
-KV_DTYPES = {"f16": KVDtype(2, 0), "f32": KVDtype(4, 1)}
+#: KvType of csrc/kernels/table.h
+_KV_TYPES = {"f16": 0, "f32": 1, "int8": 2}
 
 
 class NativeBackend:
@@ -59,7 +51,7 @@ class NativeBackend:
         isa = _choose_isa(os.environ.get("POTOK_ISA"))
         self._config = config
         self._block_size = block_size
-        self._kv_dtype = KV_DTYPES[kv_dtype]
+        self._kv_dtype = kv_dtype
         self._replay = Replay(isa, threads)
         loader = WeightLoader(self._replay, file, activation_bits)
         plan = FAMILIES[config.architecture](config)
@@ -79,8 +71,7 @@ class NativeBackend:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        c = self._config
-        return 2 * c.num_layers * c.num_kv_heads * c.head_dim * self._kv_dtype.nbytes
+        return kv_bytes_per_token(self._config, self._kv_dtype)
 
     @property
     def packed_bytes(self) -> int:
@@ -90,7 +81,7 @@ class NativeBackend:
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         """KV memory for `num_blocks` blocks (touched as it is used), and tables for `max_model_len` positions."""
         table = cos_sin_table(self._config, self._factors, max_model_len)
-        self._replay.allocate(num_blocks, self._block_size, self._kv_dtype.native, table)
+        self._replay.allocate(num_blocks, self._block_size, _KV_TYPES[self._kv_dtype], table)
         self._describe(num_blocks)
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:

@@ -13,7 +13,6 @@ from potok.model.plan import RopeKind
 from potok.sampling.math import exp_f32
 from potok.sampling.rows import F32, F64, I32
 
-F16 = npt.NDArray[np.float16]
 Bool = npt.NDArray[np.bool_]
 
 TILE = 64  # tokens
@@ -41,6 +40,28 @@ def rotate(x: F32, cos: F32, sin: F32, kind: RopeKind) -> F32:
     return out
 
 
+class Stored(NamedTuple):
+    """K or V as the cache holds them, on the way in and out: x = levels * scales.
+
+    levels: [..., H_kv, D], exact in float32; scales: [..., H_kv], 1 but for int8.
+    """
+
+    levels: F32
+    scales: F32
+
+
+def store(x: F32, dtype: str) -> Stored:
+    """x [..., H_kv, D] rounded to f16, f32, or int8 with one scale for each token and head."""
+    scales = np.ones(x.shape[:-1], np.float32)
+    if dtype == "f16":
+        return Stored(x.astype(np.float16).astype(np.float32), scales)
+    if dtype == "f32":
+        return Stored(x, scales)
+    amax = np.abs(x).max(axis=-1)
+    inverse = np.divide(np.float32(127), amax, out=np.zeros_like(amax), where=amax > 0)
+    return Stored(np.rint(x * inverse[..., None]), amax / np.float32(127))
+
+
 class Partial(NamedTuple):
     """Softmax-weighted values of some tokens, not yet divided. peak, sum: [R, H]; out: [R, H, D]."""
 
@@ -56,23 +77,25 @@ class Partial(NamedTuple):
             mine[rows] = new
 
 
-def attend(q: F32, positions: I32, k: F16, v: F16) -> F32:
+def attend(q: F32, positions: I32, k: Stored, v: Stored) -> F32:
     """Rows of one request: q [R, H, D], rotated and scaled, at ascending positions [R] -> [R, H, D].
 
-    k, v: [at least n, H_kv, D], of its tokens from 0 on. A row sees those up to its own position, n - 1 is the last.
-    Head h reads KV head h // (H / H_kv).
+    k, v: [at least n, H_kv, D] and scales, of its tokens from 0 on. A row sees those up to its own position, n - 1 is
+    the last. Head h reads KV head h // (H / H_kv).
     """
     n = positions[-1] + 1
-    heads = np.repeat(np.arange(k.shape[1]), q.shape[1] // k.shape[1])
-    keys, values = k[:n, heads].astype(np.float32), v[:n, heads].astype(np.float32)  # [n, H, D]
+    kv_heads = k.levels.shape[1]
+    heads = np.repeat(np.arange(kv_heads), q.shape[1] // kv_heads)
+    keys, values = (Stored(x.levels[:n, heads], x.scales[:n, heads]) for x in (k, v))  # [n, H, D] and [n, H]
     total = _nothing(q)
     for begin in range(0, n, SEGMENT):
         part = _nothing(q)
         for start in range(begin, min(begin + SEGMENT, n), TILE):
             rows = positions >= start
             tile = slice(start, start + TILE)
-            seen = positions[rows, None] >= np.arange(start, start + len(keys[tile]))
-            part.put(rows, _visit(part.of(rows), q[rows], keys[tile], values[tile], seen))
+            k_tile, v_tile = (Stored(x.levels[tile], x.scales[tile]) for x in (keys, values))
+            seen = positions[rows, None] >= np.arange(start, start + len(k_tile.levels))
+            part.put(rows, _visit(part.of(rows), q[rows], k_tile, v_tile, seen))
         rows = positions >= begin
         total.put(rows, _merge(total.of(rows), part.of(rows)))
     return total.out / total.sum[..., None]
@@ -82,22 +105,27 @@ def _nothing(q: F32) -> Partial:
     return Partial(np.full(q.shape[:2], -np.inf, np.float32), np.zeros(q.shape[:2], np.float32), np.zeros_like(q))
 
 
-def _visit(part: Partial, q: F32, k: F32, v: F32, seen: Bool) -> Partial:
-    """Takes one tile into the partial: k, v [t, H, D], t <= 64. seen: [R, t], at least the first token of each row.
+def _visit(part: Partial, q: F32, k: Stored, v: Stored, seen: Bool) -> Partial:
+    """Takes one tile into the partial: k, v [t, H, D] and [t, H], t <= 64.
+
+    seen: [R, t], at least the first token of each row.
 
     What a row does not see is replaced or left out, never multiplied: it may be NaN.
     """
-    scores = np.zeros((*q.shape[:2], len(k)), np.float32)
+    num = len(k.levels)
+    scores = np.zeros((*q.shape[:2], num), np.float32)
     for d in range(q.shape[2]):
-        scores = fma(q[..., d, None], k[..., d].T, scores)
+        scores = fma(q[..., d, None], k.levels[..., d].T, scores)
+    scores = scores * k.scales.T
     scores = np.where(seen[:, None], scores, np.float32(-np.inf))
     peak = np.maximum(part.peak, scores.max(axis=-1))
     fade = exp_f32(part.peak - peak)
     weights = np.zeros((*q.shape[:2], TILE), np.float32)
-    weights[..., : len(k)] = exp_f32(scores - peak[..., None])
+    weights[..., :num] = exp_f32(scores - peak[..., None])
+    scaled = weights[..., :num] * v.scales.T
     out = part.out * fade[..., None]
-    for t in range(len(v)):
-        out = np.where(seen[:, t, None, None], fma(weights[..., t, None], v[t], out), out)
+    for t in range(num):
+        out = np.where(seen[:, t, None, None], fma(scaled[..., t, None], v.levels[t], out), out)
     return Partial(peak, fma(part.sum, fade, sum_lanes(weights)), out)
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from potok.backends.api import BackendInfo, Sampled, SampleRows, StepInputs
 from potok.backends.reference.arithmetic import LANES, fma, sum_tree
-from potok.backends.reference.attention import F16, attend, rope_table, rotate
+from potok.backends.reference.attention import Stored, attend, rope_table, rotate, store
 from potok.backends.reference.linear import FloatWeight, Weight, load_weight
 from potok.model.config import ModelConfig
 from potok.model.families import FAMILIES
 from potok.model.plan import Node, Op, Plan
+from potok.model.precision import kv_bytes_per_token
 from potok.sampling.math import exp_f32
 from potok.sampling.reference import sample_rows
 from potok.sampling.rows import F32, I32
@@ -29,8 +30,11 @@ ROPE_FACTORS = "rope_freqs.weight"
 class ReferenceBackend:
     """activation_bits: 8 or 16 (docs/numerics.md, item 1). allocate() comes before the first step."""
 
-    def __init__(self, file: GGUFFile, config: ModelConfig, *, activation_bits: int, block_size: int) -> None:
+    def __init__(
+        self, file: GGUFFile, config: ModelConfig, *, activation_bits: int, block_size: int, kv_dtype: str = "f16"
+    ) -> None:
         self._config = config
+        self._kv_dtype = kv_dtype
         self._plan: Plan = FAMILIES[config.architecture](config)
         self._tensors = file.tensors
         self._vectors: dict[str, F32] = {}
@@ -42,8 +46,7 @@ class ReferenceBackend:
             if node.op is Op.LINEAR:
                 for name in node.weights:
                     self._weights[name] = load_weight(file.tensors[name], activation_bits)
-        self._keys: F16 = np.empty((0,), np.float16)
-        self._values: F16 = self._keys
+        self._keys = self._values = Stored(np.empty(0, np.float32), np.empty(0, np.float32))
         self._cos: F32 = np.empty((0, 0), np.float32)
         self._sin: F32 = self._cos
         self.info = BackendInfo(
@@ -51,7 +54,7 @@ class ReferenceBackend:
             context_length=config.context_length,
             block_size=block_size,
             num_blocks=0,
-            kv_bytes_per_token=4 * config.num_layers * config.num_kv_heads * config.head_dim,
+            kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
             threads=1,
             isa="numpy",
             notes=self._notes(),
@@ -73,7 +76,9 @@ class ReferenceBackend:
         """KV memory, and rotations for positions [0, max_model_len). What nobody wrote is NaN, so reading it shows."""
         c = self._config
         shape = (c.num_layers, num_blocks, self.info.block_size, c.num_kv_heads, c.head_dim)
-        self._keys, self._values = np.full(shape, np.nan, np.float16), np.full(shape, np.nan, np.float16)
+        self._keys, self._values = (
+            Stored(np.full(shape, np.nan, np.float32), np.full(shape[:-1], np.nan, np.float32)) for _ in range(2)
+        )
         factors = np.ones(c.rope_dim // 2)
         if c.rope_factors:
             tensor = self._tensors[ROPE_FACTORS]
@@ -123,14 +128,15 @@ class ReferenceBackend:
         return out if residual is None else out + residual
 
     def _rope_kv(self, qkv: F32, layer: int, positions: I32, blocks: I32) -> F32:
-        """Writes rotated keys, and values, rounded to float16; gives the rotated and scaled queries [T, H * D]."""
+        """Writes rotated keys, and values, as they are stored; gives the rotated and scaled queries [T, H * D]."""
         c = self._config
         heads = qkv.reshape(len(qkv), -1, c.head_dim)
         q, k, v = np.split(heads, [c.num_heads, c.num_heads + c.num_kv_heads], axis=1)
         cos, sin = self._cos[positions], self._sin[positions]
         slots = positions % self.info.block_size
-        self._keys[layer, blocks, slots] = rotate(k, cos, sin, self._plan.rope).astype(np.float16)
-        self._values[layer, blocks, slots] = v.astype(np.float16)
+        for memory, x in ((self._keys, rotate(k, cos, sin, self._plan.rope)), (self._values, v)):
+            for part, new in zip(memory, store(x, self._kv_dtype), strict=True):
+                part[layer, blocks, slots] = new
         scale = np.float32(1) / np.sqrt(np.float32(c.head_dim))
         scaled: F32 = rotate(q, cos, sin, self._plan.rope) * scale
         return scaled.reshape(len(qkv), -1)
@@ -140,8 +146,13 @@ class ReferenceBackend:
         out = np.empty_like(q)
         for b in range(len(inputs.q_indptr) - 1):
             table = inputs.kv_blocks[inputs.kv_indptr[b] : inputs.kv_indptr[b + 1]]
-            keys = self._keys[layer, table].reshape(-1, c.num_kv_heads, c.head_dim)
-            values = self._values[layer, table].reshape(-1, c.num_kv_heads, c.head_dim)
+            keys, values = (
+                Stored(
+                    x.levels[layer, table].reshape(-1, c.num_kv_heads, c.head_dim),
+                    x.scales[layer, table].reshape(-1, c.num_kv_heads),
+                )
+                for x in (self._keys, self._values)
+            )
             rows = slice(inputs.q_indptr[b], inputs.q_indptr[b + 1])
             heads = q[rows].reshape(-1, c.num_heads, c.head_dim)
             out[rows] = attend(heads, inputs.positions[rows], keys, values).reshape(len(heads), -1)
