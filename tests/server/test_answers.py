@@ -151,9 +151,26 @@ def test_defaults_of_length(server: Server) -> None:
     }  # fmt: skip
 
 
+def test_the_context_ends_a_chat_by_the_same_rule(server: Server) -> None:
+    def ask(count: int, **body: Any) -> Any:
+        messages = [{"role": "user", "content": "a" + " a" * (count - len(chat_prompt(server, A)))}]
+        assert len(chat_prompt(server, messages)) == count
+        return server.http.post(CHAT, json={"messages": messages, "ignore_eos": True, **body})
+
+    A = [{"role": "user", "content": "a"}]
+    for count, limit, given in ((511, {"max_tokens": 1}, 1), (502, {}, 10), (502, {"max_completion_tokens": 50}, 10)):
+        response = ask(count, **limit).json()
+        assert response["usage"] == {"prompt_tokens": count, "completion_tokens": given, "total_tokens": count + given}
+        assert response["choices"][0]["finish_reason"] == "length"
+    for count in (512, 513):
+        response = ask(count, max_tokens=1)
+        assert response.status_code == 400
+        assert f"messages has {count} tokens" in response.text and "512" in response.text
+
+
 def test_the_context_ends_an_answer(server: Server) -> None:
-    for count, asked, given in ((511, 1, 1), (502, 50, 10), (502, None, 10)):
-        body = {"prompt": [5] * count, "ignore_eos": True, "max_tokens": 512 if asked is None else asked}
+    for count, limit, given in ((511, {"max_tokens": 1}, 1), (502, {"max_tokens": 50}, 10), (502, {}, 10)):
+        body = {"prompt": [5] * count, "ignore_eos": True, **limit}
         response = server.http.post(COMPLETIONS, json=body).json()
         assert response["usage"] == {"prompt_tokens": count, "completion_tokens": given, "total_tokens": count + given}
         assert response["choices"][0]["finish_reason"] == "length"
@@ -339,7 +356,18 @@ def test_tokenize_and_detokenize(server: Server) -> None:
     answer = server.http.post("/tokenize", json={"prompt": "Hello world", "return_token_strs": True}).json()
     assert answer == {"count": 2, "max_model_len": 512, "tokens": [19556, 905], "token_strs": ["Hello", " world"]}
     assert server.http.post("/detokenize", json={"tokens": [19556, 905]}).json() == {"prompt": "Hello world"}
-    assert server.http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
+    for prompt, tokens in (
+        ("", []),
+        ("1234567", [33, 34, 35, 36, 37, 38, 39]),
+        ("  two  spaces", [216, 827, 216, 5600]),
+        ("I'll don't", [57, 3060, 1326, 982]),
+        ("a\tb", [81, 197, 82]),
+        ("e\u0301", [85, 151, 219]),
+        ("\U0001f336", [10813, 230, 131]),
+        ("\ufeffHi", [186, 136, 140, 26843]),
+    ):
+        assert server.http.post("/tokenize", json={"prompt": prompt}).json()["tokens"] == tokens
+        assert server.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == prompt
     chat = server.http.post("/tokenize", json={"messages": HI, "add_generation_prompt": False, "model": "smol"}).json()
     assert chat["token_strs"] is None and chat["count"] < len(chat_prompt(server))
     assert "<|im_start|>" in server.http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"]

@@ -1,0 +1,62 @@
+"""`potok serve` as users start it, with the default model, for cases that need the real thing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+PROBE = {"prompt": [504, 2365, 6354, 16438], "max_tokens": 16, "temperature": 0, "return_token_ids": True}
+
+
+class Served:
+    """A server that four requests at a time share."""
+
+    def __init__(self) -> None:
+        program = "import sys; from potok.cli import run; sys.exit(run(sys.argv[1:]))"
+        flags = ["--port", "0", "--max-num-seqs", "4", "--kv-cache-memory", "600MB", "--served-model-name", "smol"]
+        command = [sys.executable, "-c", program, "serve", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        lines = []
+        for line in self.process.stderr:
+            lines.append(line)
+            if ready := re.match(r"ready on (http://\S+) ", line):
+                break
+        else:
+            raise AssertionError("".join(lines))
+        self.url = ready[1]
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.probe = self.ask(PROBE)
+
+    def ask(self, body: dict[str, Any]) -> Any:
+        """The first choice of a completion."""
+        return self.http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{name} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    def empty(self) -> bool:
+        names = ("potok_requests_running", "potok_requests_waiting", "potok_kv_cache_usage_ratio")
+        return not any(map(self.metric, names))
+
+    def eventually(self, condition: Callable[[], bool], within_s: float) -> None:
+        end = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < end, "not in time"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.http.close()
+        self.process.terminate()
+        assert self.process.stderr is not None
+        said = self.process.stderr.read()
+        assert (self.process.wait(10), said) == (0, "")
+        self.process.stderr.close()
