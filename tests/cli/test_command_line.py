@@ -39,7 +39,7 @@ def bare_gguf(tmp_path: Path) -> str:
         (["serve", "--port", "http"], "--port"),
         (["serve", "--block-size", "48"], "16, 32 or 64"),
         (["serve", "--activation-bits", "4"], "8 or 16"),
-        (["serve", "--kv-cache-dtype", "f8"], "f16 or f32"),
+        (["serve", "--kv-cache-dtype", "f8"], "f16, f32 or int8"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["serve", "--threads", "-1"], "--threads"),
         (["serve", "--kv-cache-memory", "2 gigs"], "KiB, MiB or GiB"),

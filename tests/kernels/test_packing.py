@@ -20,3 +20,11 @@ def test_round_trip(isa: str, name: str) -> None:
         replay = Replay(isa, 2)
         unpacked = replay.unpack(replay.add_weight(BY_NAME[name].id, 0, k, rows), np.empty((n, k), np.float32))
         np.testing.assert_array_equal(unpacked, dequantize(BY_NAME[name], rows))
+
+
+@pytest.mark.parametrize("name", sorted(PACKED))
+def test_the_stated_bits_are_what_it_takes(name: str) -> None:
+    n, k = 64, 512
+    replay = Replay("scalar", 1)
+    replay.add_weight(BY_NAME[name].id, 0, k, np.zeros((n, BY_NAME[name].nbytes(k)), np.uint8))
+    assert replay.packed_bytes * 8 == n * k * PACKED[name]

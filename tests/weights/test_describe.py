@@ -9,7 +9,7 @@ from potok.weights.default_model import find_default_model
 from potok.weights.describe import describe
 from potok.weights.gguf import GGUFFile
 
-KERNELS = {"F32", "F16", "Q4_1", "Q8_0"}
+KERNELS = {"F32": 32.0, "F16": 16.0, "Q4_1": 5.0, "Q8_0": 8.5}
 
 
 def test_default_model() -> None:
@@ -40,14 +40,16 @@ def test_formats_are_grouped_by_use() -> None:
 
 def test_formats_without_a_kernel_cost_float32_and_are_named(tmp_path: Path) -> None:
     file = GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-llama-256", "Q4_K_M"))
-    packed = describe(file, {"Q4_K", "Q6_K"})
+    packed = describe(file, KERNELS | {"Q4_K": 4.625, "Q6_K": 8.5625})
     expanded = describe(file, KERNELS)
     matrices = [t for t in file.tensors.values() if len(t.shape) == 2]
     vectors = 4 * sum(t.shape[0] for t in file.tensors.values() if len(t.shape) == 1)
     assert (packed.expanded, expanded.expanded) == ((), ("Q4_K", "Q6_K"))
     padded_rows = {t.name: -(-t.shape[0] // 16) * 16 for t in matrices}
     assert padded_rows["token_embd.weight"] == 512  # of 501
-    assert packed.weights_memory == vectors + sum(padded_rows[t.name] * t.data.shape[1] for t in matrices)
+    bits = {"Q4_K": 4.625, "Q6_K": 8.5625}
+    stored = sum(padded_rows[t.name] * t.shape[1] * bits[t.type.name] / 8 for t in matrices)
+    assert packed.weights_memory == vectors + stored
     assert expanded.weights_memory == vectors + sum(padded_rows[t.name] * t.shape[1] * 4 for t in matrices)
 
 

@@ -11,11 +11,23 @@ from potok.model.precision import Activation, activation_of
 from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile, Tensor
 
-#: Formats that are packed as they are; ids as in the file (csrc/formats/pack.h).
-PACKED = (
-    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"),
-    *("Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
-)
+#: Formats that are packed (csrc/kernels/packed.h), and the bits of an element once packed, scales included.
+PACKED = {
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "Q4_0": 4.5,
+    "Q4_1": 5,
+    "Q5_0": 5.5,
+    "Q5_1": 6,
+    "Q8_0": 8.5,
+    "IQ4_NL": 8.5,
+    "Q4_K": 4.625,
+    "Q5_K": 5.625,
+    "Q6_K": 8.5625,
+    "Q3_K": 8.5625,
+    "IQ4_XS": 8.5625,
+}
 _F32_ID = 0
 
 
