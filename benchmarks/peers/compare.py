@@ -3,9 +3,11 @@
     make bench-peers
     python benchmarks/peers/compare.py --python /path/to/their/python MODEL.gguf --requests 1,8,32,100 --save
     python benchmarks/peers/compare.py --peer openvino --peer 'openvino {"max_num_batched_tokens": 1024}'
+    python benchmarks/peers/compare.py --peer 'potok {"environment": {"POTOK_ISA": "avx2"}}'
 
 Every engine is loaded once and waits while another runs. A load is so many requests at once, all greedy, each to its
 last token; tokens a second count from the call to its return, prompts included. The best of the rounds counts.
+Settings may hold "environment": variables of the engine's process.
 --save adds the figures to benchmarks/results/peers.jsonl, with machine and commit.
 """
 
@@ -39,7 +41,6 @@ PEERS_PYTHON = FOLDER.parents[1] / "build" / "peers" / "bin" / "python"
 WARM_UP = (2, 4)  # requests, tokens
 
 NAMES = ("potok", "openvino", "vllm")
-ENVIRONMENT = {"vllm": {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "auto"}}
 
 
 @dataclass
@@ -48,7 +49,8 @@ class EngineFigures:
 
     engine: str
     version: str
-    settings: list[str]
+    settings: dict[str, Any]
+    notes: list[str]  # what it says of itself
     tokens_per_s: dict[int, list[float]] = field(default_factory=dict)
 
     def best(self, requests: int) -> float:
@@ -71,22 +73,24 @@ class Engine:
     """An engine in a process of its own."""
 
     def __init__(self, name: str, settings: dict[str, Any], python: Path, model: Path) -> None:
+        fields = dict(settings)
+        environment = os.environ | fields.pop("environment", {})
         answers, descriptor = os.pipe()
         loud = "PEERS_VERBOSE" in os.environ
         self._process = subprocess.Popen(
-            [python, FOLDER / f"{name}_engine.py", str(descriptor), model, json.dumps(settings)],
+            [python, FOLDER / f"{name}_engine.py", str(descriptor), model, json.dumps(fields)],
             stdin=subprocess.PIPE,
             stdout=sys.stderr if loud else subprocess.DEVNULL,
             stderr=sys.stderr if loud else subprocess.DEVNULL,
             pass_fds=(descriptor,),
             text=True,
-            env=os.environ | ENVIRONMENT.get(name, {}),
+            env=environment,
         )
         os.close(descriptor)
         self._answers = os.fdopen(answers)
         self.name = name
         about = self._read()
-        self.figures = EngineFigures(name, about["version"], about["settings"])
+        self.figures = EngineFigures(name, about["version"], settings, about["notes"])
 
     def run(self, prompts: list[list[int]], output_tokens: int) -> float:
         """Tokens a second."""
@@ -190,6 +194,7 @@ def best_settings(name: str, most: int, threads: int) -> dict[str, Any]:
         "model": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "max_num_seqs": most,
         "max_model_len": 2048,
+        "environment": {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "auto"},
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,
     }
@@ -219,21 +224,22 @@ def installed(python: Path) -> list[str]:
 def show(result: Result, loads: list[int]) -> None:
     ours, *peers = result.engines
     view = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-    view.add_column("at once", justify="right")
-    view.add_column(f"potok\n{ours.version}", justify="right")
+    headings = ["at once", f"potok\n{ours.version}"]
     for peer in peers:
-        view.add_column(f"{peer.engine}\n{peer.version.split('-')[0]}", justify="right")
-        view.add_column("ratio", justify="right")
+        headings += [f"{peer.engine}\n{peer.version.split('-')[0]}", "ratio"]
+    for heading in headings:
+        view.add_column(heading, justify="right", no_wrap=True)
     for load in loads:
         cells = []
         for peer in peers:
             cells += [f"{peer.best(load):.1f}", f"{ours.best(load) / peer.best(load):.2f}"]
         view.add_row(f"{load}", f"{ours.best(load):.1f}", *cells)
-    out = Console(highlight=False)
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     out.print(f"{result.model}: {result.prompt_tokens} tokens in, {result.output_tokens} out; output tokens a second")
     out.print(view)
     for engine in result.engines:
-        out.print(f"{engine.engine} {engine.version}: {'; '.join(engine.settings)}", soft_wrap=True, markup=False)
+        about = "; ".join([json.dumps(engine.settings), *engine.notes])
+        out.print(f"{engine.engine} {engine.version}: {about}", soft_wrap=True, markup=False)
     for line in (f"{result.date}  {result.machine.line()}", result.command, *result.notes):
         out.print(line, soft_wrap=True, markup=False)
 

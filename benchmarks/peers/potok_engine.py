@@ -25,7 +25,7 @@ def main(descriptor: str, model: str, settings: str) -> None:
         steps = run_burst(engine, [Submit(next(ids), prompt, output_tokens, Sampling()) for prompt in prompts])
         return sum(len(step.inputs.out_rows) for step in steps)
 
-    answer(descriptor, {"version": __version__, "settings": engine.info.notes}, generate)
+    answer(descriptor, {"version": __version__, "notes": engine.info.notes}, generate)
 
 
 if __name__ == "__main__":

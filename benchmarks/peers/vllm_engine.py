@@ -20,7 +20,7 @@ def main(descriptor: str, _: str, settings: str) -> None:
         results = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return sum(len(result.outputs[0].token_ids) for result in results)
 
-    answer(descriptor, {"version": vllm.__version__, "settings": [settings]}, generate)
+    answer(descriptor, {"version": vllm.__version__, "notes": []}, generate)
 
 
 if __name__ == "__main__":
