@@ -45,6 +45,7 @@ def bare_gguf(tmp_path: Path) -> str:
         (["serve", "--kv-cache-memory", "2 gigs"], "KiB, MiB or GiB"),
         (["serve", "--kv-cache-memory", "0"], "more than 0"),
         (["serve", "--drain-seconds", "-1"], "--drain-seconds"),
+        (["serve", "--drain-seconds", "inf"], "--drain-seconds"),
         (["serve", "nowhere.gguf"], "nowhere.gguf does not exist"),
         (["serve", "-m", "nowhere.gguf"], "nowhere.gguf does not exist"),
         (["serve", "a.gguf", "-m", "b.gguf"], "two models"),

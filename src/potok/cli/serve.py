@@ -31,7 +31,7 @@ def serve(
         str, typer.Option(help="Name that clients use for the model.", show_default="the file's name")
     ] = "",
     drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long running requests may go on after SIGTERM.")
+        float, typer.Option(min=0, max=86400, help="How long running requests may go on after SIGTERM.")
     ] = 30.0,
     kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,

@@ -142,7 +142,15 @@ async def _whole(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
     async for batch in reply.batches():
         _note(meter, batch)
         whole.take(batch)
-    await Json(whole.message())(exchange.scope, exchange.receive, exchange.send)
+    if reply.wishes.logprobs:  # up to twenty alternatives a token: other streams go on meanwhile
+        answer = await asyncio.to_thread(_spell, whole)
+    else:
+        answer = _spell(whole)
+    await answer(exchange.scope, exchange.receive, exchange.send)
+
+
+def _spell(whole: Whole) -> Json:
+    return Json(whole.message())
 
 
 def _note(meter: CallMeter, batch: Sequence[Piece]) -> None:

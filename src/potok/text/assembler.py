@@ -17,10 +17,11 @@ from potok.text.tokenizer import Tokenizer
 LOWEST_LOGPROB = -9999.0
 
 
-class TokenLogprob(msgspec.Struct, frozen=True):
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """A token at one position and the natural log of its probability.
 
     text: U+FFFD stands for parts of a character; bytes: exact. top: the most probable tokens there, best first.
+    Hidden from the garbage collector: an answer may have a million of them, and no cycle goes through one.
     """
 
     token_id: int
