@@ -48,7 +48,8 @@ CONTEXT = 512  # tokens
 PROMPT_ROWS = 64
 HEAD_DIM = 64
 BLOCK_SIZE = 32
-KV_TYPES = {"f16": (np.float16, 0), "f32": (np.float32, 1)}
+#: Element types of K and V: numpy's, the number in csrc/kernels/table.h, bytes of scales for a token and head.
+KV_TYPES = {"f16": (np.float16, 0, 0), "f32": (np.float32, 1, 0), "int8": (np.int8, 2, 4)}
 VOCAB = 49152
 
 #: What is expected of AVX2 on Zen 3: MAC/cycle, or microseconds at most for a sampled row.
@@ -209,10 +210,13 @@ def random_weight(rng: np.random.Generator, format: Format, n: int, k: int) -> n
 
 def attention_case(isa: str, kv_type: str, heads: int, kv_heads: int, rows: int, goal: float | None) -> Case:
     """The last `rows` rows of a context, its blocks in random places."""
-    dtype, number = KV_TYPES[kv_type]
+    dtype, number, scale_bytes = KV_TYPES[kv_type]
     rng = np.random.default_rng(heads)
     num_blocks = CONTEXT // BLOCK_SIZE
-    kv = rng.standard_normal((num_blocks, kv_heads * 2 * BLOCK_SIZE * HEAD_DIM), dtype=np.float32).astype(dtype)
+    shape = (num_blocks, kv_heads, 2 * BLOCK_SIZE * HEAD_DIM)
+    values = (rng.standard_normal(shape, dtype=np.float32) * (40 if kv_type == "int8" else 1)).astype(dtype)
+    scales = np.full((num_blocks, kv_heads, 2 * BLOCK_SIZE * scale_bytes // 4), 1 / 40, np.float32)
+    kv = np.concatenate([values.view(np.uint8), scales.view(np.uint8)], axis=2).reshape(num_blocks, -1)
     table = rng.permutation(num_blocks).astype(np.int32)
     q = rng.standard_normal((rows, heads * HEAD_DIM), dtype=np.float32) / 8
     out = np.empty_like(q)
@@ -221,7 +225,7 @@ def attention_case(isa: str, kv_type: str, heads: int, kv_heads: int, rows: int,
 
     def call(repeat: int) -> None:
         sizes = (kv_heads, HEAD_DIM, BLOCK_SIZE, position)
-        kernels.attention(isa, q, kv.view(np.uint8), table, *sizes, out, 16, kv_type=number, repeat=repeat)
+        kernels.attention(isa, q, kv, table, *sizes, out, 16, kv_type=number, repeat=repeat)
 
     name = "attention, decode" if rows == 1 else "attention, prompt"
     return Case(

@@ -58,7 +58,7 @@ void count_linear(const Kernels& kernels, const char* format, Source source, Act
 
 void count_attention(const Kernels& kernels, const char* name, KvType type, int group, int rows) {
     constexpr int head_dim = 64, block_size = 32, context = 256, blocks = context / block_size;
-    constexpr size_t stride = 2 * block_size * (head_dim + 1) * sizeof(float);  // enough for every type
+    const size_t stride = kv_head_bytes(type, block_size, head_dim);
     const std::vector<uint8_t> kv = numbers<uint8_t>(blocks * stride, 0x3c);
     const std::vector<float> q = numbers<float>((size_t)rows * group * head_dim, 3);
     std::vector<float> out(q.size()), scratch(attention_scratch_floats(rows * group, head_dim));
@@ -133,7 +133,9 @@ int run(const char* isa) {
     count_linear(kernels, "f32", Source::F32, Act::F32, 4);
     count_attention(kernels, "decode-f16", KvType::F16, 3, 1);
     count_attention(kernels, "decode-f32", KvType::F32, 3, 1);
+    count_attention(kernels, "decode-i8", KvType::I8, 3, 1);
     count_attention(kernels, "prompt-f16", KvType::F16, 3, 16);
+    count_attention(kernels, "prompt-i8", KvType::I8, 3, 16);
     count_rows(kernels);
     count_sampling(kernels, "sample-greedy", 0, 0, 1);
     count_sampling(kernels, "sample-temperature", 1, 0, 1);
