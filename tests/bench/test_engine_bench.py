@@ -15,7 +15,7 @@ from potok.bench.bound import Ceilings, Linears, ModelWork, StepWork, step_secon
 from potok.bench.engine import EngineBenchOptions, StepFigures, load_figures, prompt_rate, run_engine_bench
 from potok.bench.engine_report import footer, table
 from potok.bench.work import measure_ceilings, model_work, step_work
-from potok.cli import run as command_line
+from potok.cli import execute as command_line
 from potok.config import EngineConfig
 from potok.errors import ClientError
 from potok.weights.default_model import find_default_model

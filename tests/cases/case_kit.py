@@ -18,7 +18,7 @@ class Served:
     """A server that four requests at a time share."""
 
     def __init__(self) -> None:
-        program = "import sys; from potok.cli import run; sys.exit(run(sys.argv[1:]))"
+        program = "from potok.cli import main; main()"
         flags = ["--port", "0", "--max-num-seqs", "4", "--kv-cache-memory", "600MB", "--served-model-name", "smol"]
         command = [sys.executable, "-c", program, "serve", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from potok import __version__
-from potok.cli import COMMANDS, options, run
+from potok.cli import COMMANDS, execute, options
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def bare_gguf(tmp_path: Path) -> str:
     ],
 )
 def test_what_is_wrong_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == 2
+    assert execute(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("potok: ")
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_one_line(arguments: list[str], says: str, capsys: pyte
 
 def test_a_broken_model_is_one_line_too(bare_gguf: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["inspect", bare_gguf], ["chat", bare_gguf]):
-        assert run(command) == 2
+        assert execute(command) == 2
         assert "bare.gguf" in capsys.readouterr().err
 
 
@@ -86,37 +86,37 @@ def test_a_chat_without_a_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: bytes, says: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding="utf-8"))
-    assert run(["chat"]) == 2
+    assert execute(["chat"]) == 2
     assert says in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
+    assert execute(["--version"]) == 0
     assert capsys.readouterr().out == f"potok {__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(arguments) == 0
+    assert execute(arguments) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {command} " in out for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", [["serve"], ["chat"], ["run"], ["inspect"], ["bench"], ["bench", "serve"]])
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*command, "--help"]) == 0
+    assert execute([*command, "--help"]) == 0
     assert f"Usage: potok {' '.join(command)} " in capsys.readouterr().out
 
 
 def test_serve_imports_little_before_it_starts_the_engine() -> None:
-    program = "import sys, potok.cli; potok.cli.run(['serve', 'nowhere.gguf']); print(*sys.modules)"
+    program = "import sys, potok.cli; potok.cli.execute(['serve', 'nowhere.gguf']); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     heavy = {"numpy", "tokenizers", "jinja2", "fastapi", "uvicorn", "rich", "potok.frontend", "potok.llm"}
     assert not heavy & set(run.stdout.split())
 
 
 def test_inspect_prints_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect"]) == 0
+    assert execute(["inspect"]) == 0
     out = capsys.readouterr().out
     assert "49152 tokens" in out
     assert "Q4_1 x 90" in out

@@ -34,10 +34,10 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line (`sys.argv` by default) and exits with its code."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    sys.exit(execute(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """The exit code. Whatever the user can do something about is one line on stderr."""
     named = [arguments[0]] if arguments and arguments[0] in COMMANDS else list(COMMANDS)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
