@@ -69,12 +69,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: list[str] = msgspec.field(default_factory=list)
+    stop: list[str] = msgspec.field(default_factory=list)  # a single string is taken as a list of one
     include_stop_str_in_output: bool = False
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", [self.stop])
 
     def check(self, vocab_size: int) -> None:
         """Raises ClientError naming the first field that is out of its bounds."""

@@ -63,7 +63,7 @@ ModelOption = Annotated[
 ]
 MaxNumSeqs = Annotated[
     int | None,
-    typer.Option("--max-num-seqs", min=1, help="Requests that run at once.", show_default="from the machine"),
+    typer.Option("--max-num-seqs", min=1, help="Requests that run at once.", show_default="128"),
 ]
 MaxNumBatchedTokens = Annotated[
     int | None,
