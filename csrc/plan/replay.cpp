@@ -86,7 +86,8 @@ void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector
     logits_ = logits;
     memory_.resize(places_.size());
     rows_.resize(places_.size());
-    cursors_.reset(new Cursor[ops_.size() + 1]);
+    phases_.resize((int)ops_.size() + 1);
+    splits_.resize(ops_.size());
     int widest = 0;
     for (const Place& p : places_) widest = std::max(widest, p.cols);
     const size_t attention =
@@ -154,18 +155,25 @@ void Replay::step(const StepView& step) {
     reserve(step.tokens, std::max(step.sampled, 1));
     step_ = &step;
     plan_attention();
-    for (size_t i = 0; i <= ops_.size(); i++) cursors_[i].next.store(0, std::memory_order_relaxed);
-    pool_.run(
-        [](void* context, int worker) {
-            Replay& self = *static_cast<Replay*>(context);
-            for (size_t i = 0; i < self.ops_.size(); i++) {
-                self.run_op((int)i, worker);
-                self.pool_.barrier();
-            }
-            self.sample(self.cursors_[self.ops_.size()], worker);
-        },
-        this);
+    for (size_t i = 0; i < ops_.size(); i++) splits_[i] = split(ops_[i]);
+    const int last = (int)ops_.size();
+    phases_.begin([&](int i) { return i == last ? step.sampled : splits_[i].tasks(); });
+    pool_.start([](void* self, int worker) { static_cast<Replay*>(self)->work(worker); }, this);
+    work(0);
     step_ = nullptr;
+}
+
+// Takes part in the current round until it is over. Only inside a task may a worker look at the step: between tasks
+// the round may end, and the next begin, without it.
+void Replay::work(int worker) {
+    const uint64_t round = phases_.round();
+    for (int i = 0; i < phases_.size(); i++) {
+        for (int task = phases_.take(round, i); task >= 0; task = phases_.take(round, i)) {
+            run_task(i, task, worker);
+            phases_.finish(i);
+        }
+        for (int turn = 0; !phases_.over(round, i); turn++) relax(turn);
+    }
 }
 
 // The same tasks serve every layer. Heaviest first, so that the last ones to finish are short.
@@ -192,43 +200,69 @@ void Replay::emit(const Rows& place, int row, const float* x, int first, int col
     if (a.a16.q) kernels_.quantize_a16(x, cols, from(a.a16, at));
 }
 
-void Replay::run_op(int index, int worker) {
+Replay::Split Replay::split(const Op& op) const {
+    const int rows = op.sampled ? step_->sampled : step_->tokens, threads = pool_.size();
+    // A task costs about 0.1 us to take, a row of a norm 0.3 us: a few tasks for each thread, of several rows.
+    const Split by_rows{rows, std::max(1, rows / (4 * threads)), 1, 0};
+    switch (op.kind) {
+        case OpKind::Linear: {
+            int panels = 0;
+            for (const int w : op.weights) panels += ceil_div(weights_[w].n, kPanel);
+            // A panel of 576 x 16 takes 0.5 us at one row; with many rows one panel is a task.
+            const int chunk = std::max(1, std::min(panels / (threads * 8), 32 / std::max(1, rows)));
+            const Act act = weights_[op.weights[0]].act;
+            const int row_bytes = rows_[op.input].acts.k * (act == Act::F32 ? 4 : act == Act::A16 ? 2 : 1);
+            const int row_block = std::max(32, kActivationBytes / row_bytes / 4 * 4);
+            return {rows, row_block, ceil_div(panels, chunk), chunk};
+        }
+        case OpKind::Swiglu:
+            if (rows < 4 * threads) return {rows, 1, ceil_div(rows_[op.output].acts.k, kSwigluCols), kSwigluCols};
+            return by_rows;
+        case OpKind::Attention:
+            return {(int)attention_.size(), 1, 1, 0};
+        default:
+            return by_rows;
+    }
+}
+
+void Replay::run_task(int index, int task, int worker) {
+    if (index == (int)ops_.size()) return sample(task, worker);
     const Op& op = ops_[index];
     const StepView& s = *step_;
-    Cursor& cursor = cursors_[index];
-    const int rows = op.sampled ? s.sampled : s.tokens;
-    const auto next = [&cursor](int n) { return cursor.next.fetch_add(n, std::memory_order_relaxed); };
+    const Split& split = splits_[index];
+    const int row0 = task / split.chunks * split.row_block, row1 = std::min(row0 + split.row_block, split.rows);
     const Rows& out = rows_[op.output];
+    const Rows& in = op.input < 0 ? out : rows_[op.input];
     switch (op.kind) {
         case OpKind::Embed:
-            for (int r = next(1); r < rows; r = next(1)) {
+            for (int r = row0; r < row1; r++) {
                 kernels_.unpack_row(weights_[op.weights[0]], s.token_ids[r], out.acts.f32 + (size_t)r * out.ld);
             }
             break;
-        case OpKind::RmsNorm: {
-            const Rows& in = rows_[op.input];
-            for (int r = next(1); r < rows; r = next(1)) {
+        case OpKind::RmsNorm:
+            for (int r = row0; r < row1; r++) {
                 float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld : scratch_[worker].data();
-                kernels_.rms_norm(in.acts.f32 + (size_t)r * in.ld, vectors_[op.weights[0]], in.acts.k, shape_.norm_eps,
-                                  y);
+                const float* x = in.acts.f32 + (size_t)r * in.ld;
+                kernels_.rms_norm(x, vectors_[op.weights[0]], in.acts.k, shape_.norm_eps, y);
                 emit(out, r, y, 0, out.acts.k);
             }
             break;
-        }
-        case OpKind::Linear:
-            run_linear(op, cursor);
+        case OpKind::Linear: {
+            const int panel = task % split.chunks * split.chunk;
+            run_linear(op, row0, row1, panel, panel + split.chunk);
             break;
+        }
         case OpKind::RopeKv: {
-            const Rows& in = rows_[op.input];
             RopeTask t{};
             t.num_heads = shape_.heads;
             t.num_kv_heads = shape_.kv_heads;
             t.head_dim = shape_.head_dim;
             t.rope_dim = shape_.rope_dim;
             t.block_size = block_size_;
+            t.kv_type = kv_type_;
             t.halves = shape_.rope_halves;
             t.scale = 1.0f / std::sqrt((float)shape_.head_dim);
-            for (int r = next(1); r < rows; r = next(1)) {
+            for (int r = row0; r < row1; r++) {
                 const int segment =
                     (int)(std::upper_bound(s.q_indptr, s.q_indptr + s.segments + 1, r) - s.q_indptr) - 1;
                 const int position = s.positions[r];
@@ -236,7 +270,6 @@ void Replay::run_op(int index, int worker) {
                 t.qkv = in.acts.f32 + (size_t)r * in.ld;
                 t.q = out.acts.f32 + (size_t)r * out.ld;
                 t.kv = layer_kv(block, op.layer);
-                t.kv_type = kv_type_;
                 t.slot = position % block_size_;
                 t.cos_sin = cos_sin_.data() + (size_t)position * shape_.rope_dim;
                 kernels_.rope_kv(t);
@@ -244,13 +277,12 @@ void Replay::run_op(int index, int worker) {
             break;
         }
         case OpKind::Attention:
-            run_attention(op, cursor, worker);
+            run_attention(op, attention_[task], worker);
             break;
         case OpKind::Swiglu: {
-            const Rows& in = rows_[op.input];
-            const int cols = out.acts.k, chunks = ceil_div(cols, kSwigluCols);
-            for (int i = next(1); i < rows * chunks; i = next(1)) {
-                const int r = i / chunks, first = i % chunks * kSwigluCols, n = std::min(kSwigluCols, cols - first);
+            const int cols = out.acts.k, step = split.chunks == 1 ? cols : split.chunk;
+            const int first = task % split.chunks * step, n = std::min(step, cols - first);
+            for (int r = row0; r < row1; r++) {
                 const float* gate = in.acts.f32 + (size_t)r * in.ld + first;
                 float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld + first : scratch_[worker].data();
                 kernels_.swiglu(gate, gate + cols, n, y);
@@ -258,61 +290,44 @@ void Replay::run_op(int index, int worker) {
             }
             break;
         }
-        case OpKind::Gather: {
-            const Rows& in = rows_[op.input];
-            for (int r = next(1); r < rows; r = next(1)) {
+        case OpKind::Gather:
+            for (int r = row0; r < row1; r++) {
                 memcpy(out.acts.f32 + (size_t)r * out.ld, in.acts.f32 + (size_t)s.out_rows[r] * in.ld,
                        (size_t)in.acts.k * 4);
             }
             break;
-        }
     }
 }
 
-// Tasks are chunks of panels by blocks of rows, over the weights side by side.
-void Replay::run_linear(const Op& op, Cursor& cursor) {
-    const int rows = op.sampled ? step_->sampled : step_->tokens;
+// Panels [panel, end), counted over the operation's weights side by side.
+void Replay::run_linear(const Op& op, int row0, int row1, int panel, int end) {
     const Rows &in = rows_[op.input], &out = rows_[op.output];
-    int panels = 0;
-    for (const int w : op.weights) panels += ceil_div(weights_[w].n, kPanel);
-    // A taken task costs about 0.1 us; a panel of 576 x 16 at one row 0.5 us. With many rows one panel is a task.
-    const int chunk = std::max(1, std::min(panels / (pool_.size() * 8), 32 / std::max(1, rows)));
-    const Act act = weights_[op.weights[0]].act;
-    const int row_bytes = in.acts.k * (act == Act::F32 ? 4 : act == Act::A16 ? 2 : 1);
-    const int row_block = std::max(32, kActivationBytes / row_bytes / 4 * 4);
-    const int chunks = ceil_div(panels, chunk), tasks = chunks * ceil_div(rows, row_block);
-    for (int i = cursor.next.fetch_add(1, std::memory_order_relaxed); i < tasks;
-         i = cursor.next.fetch_add(1, std::memory_order_relaxed)) {
-        const int row0 = i / chunks * row_block, row1 = std::min(row0 + row_block, rows);
-        int panel = i % chunks * chunk;
-        const int end = std::min(panel + chunk, panels);
-        int first = 0, column = 0;  // of the weight that holds `panel`
-        for (size_t w = 0; w < op.weights.size() && panel < end; w++) {
-            const PackedWeight& weight = weights_[op.weights[w]];
-            const int n = ceil_div(weight.n, kPanel);
-            if (panel < first + n) {
-                LinearTask t{};
-                t.weight = &weight;
-                t.acts = &in.acts;
-                t.row0 = row0;
-                t.row1 = row1;
-                t.panel0 = panel - first;
-                t.panel1 = std::min(end, first + n) - first;
-                t.out = out.acts.f32 + column;
-                t.ld_out = out.ld;
-                t.bias = op.biases.empty() || op.biases[w] < 0 ? nullptr : vectors_[op.biases[w]];
-                t.residual = op.residual < 0 ? nullptr : rows_[op.residual].acts.f32 + column;
-                t.ld_residual = op.residual < 0 ? 0 : rows_[op.residual].ld;
-                kernels_.linear(t);
-                panel = std::min(end, first + n);
-            }
-            first += n;
-            column += weight.n;
+    int first = 0, column = 0;  // of the weight at hand
+    for (size_t w = 0; w < op.weights.size() && panel < end; w++) {
+        const PackedWeight& weight = weights_[op.weights[w]];
+        const int n = ceil_div(weight.n, kPanel);
+        if (panel < first + n) {
+            LinearTask t{};
+            t.weight = &weight;
+            t.acts = &in.acts;
+            t.row0 = row0;
+            t.row1 = row1;
+            t.panel0 = panel - first;
+            t.panel1 = std::min(end, first + n) - first;
+            t.out = out.acts.f32 + column;
+            t.ld_out = out.ld;
+            t.bias = op.biases.empty() || op.biases[w] < 0 ? nullptr : vectors_[op.biases[w]];
+            t.residual = op.residual < 0 ? nullptr : rows_[op.residual].acts.f32 + column;
+            t.ld_residual = op.residual < 0 ? 0 : rows_[op.residual].ld;
+            kernels_.linear(t);
+            panel = first + t.panel1;
         }
+        first += n;
+        column += weight.n;
     }
 }
 
-void Replay::run_attention(const Op& op, Cursor& cursor, int worker) {
+void Replay::run_attention(const Op& op, const AttentionItem& item, int worker) {
     const StepView& s = *step_;
     const Rows &in = rows_[op.input], &out = rows_[op.output];
     const int group = shape_.heads / shape_.kv_heads;
@@ -322,39 +337,31 @@ void Replay::run_attention(const Op& op, Cursor& cursor, int worker) {
     t.kv = kv_ + (size_t)op.layer * layer_stride_;
     t.kv_type = kv_type_;
     t.block_stride = block_stride_;
+    t.blocks = s.kv_blocks + s.kv_indptr[item.segment];
     t.block_size = block_size_;
     t.head_dim = shape_.head_dim;
     t.num_kv_heads = shape_.kv_heads;
+    t.kv_head = item.kv_head;
     t.group = group;
+    t.row0 = item.row0;
+    t.row1 = item.row1;
+    t.position = s.positions[item.row0];
     t.out = out.acts.f32;
     t.ld_out = out.ld;
     t.scratch = scratch_[worker].data();
-    const int tasks = (int)attention_.size();
-    for (int i = cursor.next.fetch_add(1, std::memory_order_relaxed); i < tasks;
-         i = cursor.next.fetch_add(1, std::memory_order_relaxed)) {
-        const AttentionItem& item = attention_[i];
-        t.blocks = s.kv_blocks + s.kv_indptr[item.segment];
-        t.kv_head = item.kv_head;
-        t.row0 = item.row0;
-        t.row1 = item.row1;
-        t.position = s.positions[item.row0];
-        kernels_.attention(t);
-        const int first = item.kv_head * group * shape_.head_dim;
-        for (int r = item.row0; r < item.row1; r++) {
-            emit(out, r, out.acts.f32 + (size_t)r * out.ld + first, first, group * shape_.head_dim);
-        }
+    kernels_.attention(t);
+    const int first = item.kv_head * group * shape_.head_dim;
+    for (int r = item.row0; r < item.row1; r++) {
+        emit(out, r, out.acts.f32 + (size_t)r * out.ld + first, first, group * shape_.head_dim);
     }
 }
 
-void Replay::sample(Cursor& cursor, int worker) {
+void Replay::sample(int row, int worker) {
     const StepView& s = *step_;
     const Rows& logits = rows_[logits_];
-    uint8_t* scratch = aligned(sample_scratch_[worker].data());
-    for (int r = cursor.next.fetch_add(1); r < s.sampled; r = cursor.next.fetch_add(1)) {
-        float* row = logits.acts.f32 + (size_t)r * logits.ld;
-        for (int i = shape_.vocab; i < logits.ld; i++) row[i] = -INFINITY;
-        kernels_.sample_row(row, shape_.vocab, s.rows[r], s.out[r], scratch);
-    }
+    float* x = logits.acts.f32 + (size_t)row * logits.ld;
+    for (int i = shape_.vocab; i < logits.ld; i++) x[i] = -INFINITY;
+    kernels_.sample_row(x, shape_.vocab, s.rows[row], s.out[row], aligned(sample_scratch_[worker].data()));
 }
 
 }  // namespace potok

@@ -8,6 +8,7 @@
 #include "formats/pack.h"
 #include "kernels/table.h"
 #include "runtime/arena.h"
+#include "runtime/phases.h"
 #include "runtime/pool.h"
 
 namespace potok {
@@ -65,12 +66,13 @@ class Replay {
     void poison(const int32_t* blocks, int n);
 
  private:
-    struct alignas(64) Cursor {
-        std::atomic<int32_t> next{0};
-    };
     struct Rows {  // what one place holds now
         ActRows acts;
         int32_t ld;  // floats between rows of the f32 form
+    };
+    struct Split {  // of one operation's rows and columns into tasks, for one step
+        int32_t rows, row_block, chunks, chunk;
+        int32_t tasks() const { return (rows + row_block - 1) / row_block * chunks; }
     };
     struct AttentionItem {
         int32_t segment, kv_head, row0, row1, cost;
@@ -78,15 +80,16 @@ class Replay {
 
     void reserve(int tokens, int sampled);
     void plan_attention();
-    void run_op(int index, int worker);
-    void run_linear(const Op& op, Cursor& cursor);
-    void run_attention(const Op& op, Cursor& cursor, int worker);
-    void sample(Cursor& cursor, int worker);
+    Split split(const Op& op) const;
+    void work(int worker);
+    void run_task(int index, int task, int worker);
+    void run_linear(const Op& op, int row0, int row1, int panel, int end);
+    void run_attention(const Op& op, const AttentionItem& item, int worker);
+    void sample(int row, int worker);
     void emit(const Rows& place, int row, const float* x, int first, int cols);
     uint8_t* layer_kv(int block, int layer) const;
 
     const Kernels& kernels_;
-    Pool pool_;
     Arena arena_;
     size_t packed_bytes_ = 0;
     std::vector<PackedWeight> weights_;
@@ -108,9 +111,11 @@ class Replay {
     std::vector<Rows> rows_;
     std::vector<std::vector<float>> scratch_;  // of each worker
     std::vector<std::vector<uint8_t>> sample_scratch_;
-    std::unique_ptr<Cursor[]> cursors_;
+    Phases phases_;  // one for each operation, and the last one samples
+    std::vector<Split> splits_;
     std::vector<AttentionItem> attention_;
     const StepView* step_ = nullptr;
+    Pool pool_;  // last: its threads end before what they look at
 };
 
 }  // namespace potok

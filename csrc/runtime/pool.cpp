@@ -7,7 +7,13 @@
 namespace potok {
 namespace {
 
-inline void relax() {
+// A phase ends 0.3 us after its last task when the others spin, 20 us when they sleep, and a layer has nine; but a
+// peer that lost its core to another process should get it back, so after about 50 us of pauses a waiter gives way.
+constexpr int kPauses = 1000;
+// Between steps the gap is Python's (about 100 us); beyond it the machine is idle and must use no CPU.
+constexpr int kPausesBetweenSteps = 4000;
+
+inline void pause() {
 #if defined(__x86_64__)
     _mm_pause();
 #elif defined(__aarch64__)
@@ -15,13 +21,15 @@ inline void relax() {
 #endif
 }
 
-// A barrier of two threads costs 0.3 us spinning and 20 us through the kernel, and a layer has nine; but a peer that
-// lost its core to another process should get it back, so after about 50 us of pauses the waiter gives its core away.
-constexpr int kSpins = 2000;
-// Between steps the gap is Python's (about 100 us); beyond it the machine is idle and must use no CPU.
-constexpr int kSpinsBetweenSteps = 4000;
-
 }  // namespace
+
+void relax(int turn) {
+    if (turn < kPauses) {
+        pause();
+    } else {
+        std::this_thread::yield();
+    }
+}
 
 Pool::Pool(int threads) : size_(threads) {
     for (int i = 1; i < size_; i++) threads_.emplace_back(&Pool::work, this, i);
@@ -31,53 +39,53 @@ Pool::~Pool() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;
-        step_.fetch_add(1, std::memory_order_release);
+        jobs_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     for (std::thread& t : threads_) t.join();
 }
 
-void Pool::run(void (*job)(void*, int), void* context) {
+void Pool::announce(Job job, void* context, std::atomic<int>* left) {
+    if (size_ == 1) return;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         job_ = job;
         context_ = context;
-        step_.fetch_add(1, std::memory_order_release);
+        left_ = left;
+        jobs_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
+}
+
+void Pool::start(Job job, void* context) {
+    announce(job, context, nullptr);
+}
+
+void Pool::run(Job job, void* context) {
+    std::atomic<int> left{size_ - 1};
+    announce(job, context, &left);
     job(context, 0);
-    barrier();
+    for (int turn = 0; left.load(std::memory_order_acquire) > 0; turn++) relax(turn);
 }
 
 void Pool::work(int worker) {
     uint32_t seen = 0;
     for (;;) {
-        for (int i = 0; i < kSpinsBetweenSteps && step_.load(std::memory_order_acquire) == seen; i++) relax();
+        for (int i = 0; i < kPausesBetweenSteps && jobs_.load(std::memory_order_acquire) == seen; i++) pause();
+        Job job;
+        void* context;
+        std::atomic<int>* left;
         {
             std::unique_lock<std::mutex> lock(mutex_);
-            wake_.wait(lock, [&] { return step_.load(std::memory_order_relaxed) != seen; });
-            seen = step_.load(std::memory_order_relaxed);
+            wake_.wait(lock, [&] { return jobs_.load(std::memory_order_relaxed) != seen; });
+            seen = jobs_.load(std::memory_order_relaxed);
             if (stop_) return;
+            job = job_;
+            context = context_;
+            left = left_;
         }
-        job_(context_, worker);
-        barrier();
-    }
-}
-
-void Pool::barrier() {
-    if (size_ == 1) return;
-    const uint32_t generation = generation_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-        arrived_.store(0, std::memory_order_relaxed);
-        generation_.store(generation + 1, std::memory_order_release);
-        return;
-    }
-    for (int i = 0; generation_.load(std::memory_order_acquire) == generation; i++) {
-        if (i < kSpins) {
-            relax();
-        } else {
-            std::this_thread::yield();
-        }
+        job(context, worker);
+        if (left) left->fetch_sub(1, std::memory_order_release);
     }
 }
 

@@ -11,7 +11,9 @@ namespace potok {
 
 class Pool {
  public:
-    // `threads` workers in all; worker 0 is whoever calls run().
+    using Job = void (*)(void* context, int worker);
+
+    // `threads` workers in all; worker 0 is whoever calls.
     explicit Pool(int threads);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -19,13 +21,16 @@ class Pool {
 
     int size() const { return size_; }
 
-    // Calls job(context, worker) on every worker at once and returns when all are done.
-    void run(void (*job)(void*, int), void* context);
+    // Has the other workers call job(context, worker), as soon as each of them can; does not wait for them. One that is
+    // still at an earlier job joins late or not at all, so the work must not need it, and context must outlive the
+    // pool.
+    void start(Job job, void* context);
 
-    // All workers of the running job meet here; what was written before is visible after.
-    void barrier();
+    // Calls job(context, worker) on every worker and returns when all are done.
+    void run(Job job, void* context);
 
  private:
+    void announce(Job job, void* context, std::atomic<int>* left);
     void work(int worker);
 
     const int size_;
@@ -33,11 +38,13 @@ class Pool {
     std::mutex mutex_;
     std::condition_variable wake_;
     bool stop_ = false;
-    void (*job_)(void*, int) = nullptr;
+    Job job_ = nullptr;
     void* context_ = nullptr;
-    alignas(64) std::atomic<uint32_t> step_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> generation_{0};
+    std::atomic<int>* left_ = nullptr;  // workers that run() still waits for; null after start()
+    alignas(64) std::atomic<uint32_t> jobs_{0};
 };
+
+// For waiting a short while: pauses first, then gives the core away at every call. `turn` counts the calls.
+void relax(int turn);
 
 }  // namespace potok

@@ -93,6 +93,13 @@ def test_threads_and_block_sizes(tiny: Model, block_size: int, threads: int) -> 
     assert answers[SUBJECT] == alone(tiny, request)
 
 
+def test_many_steps_on_more_threads_than_cores(tiny: Model) -> None:
+    """Threads that lose their core come late to a step, or find that it is over; thousands of steps, none torn."""
+    request = subject(tiny.vocab_size, prompt=20, count=1500)
+    answers, _ = tiny.serve({0: [request]}, Setting(threads=8))
+    assert answers[SUBJECT] == alone(tiny, request)
+
+
 def test_after_preemption(tiny: Model) -> None:
     """A pool that holds neither both long requests nor all neighbours: everybody is preempted, nobody notices."""
     vocab = tiny.vocab_size
