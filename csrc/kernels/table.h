@@ -119,5 +119,8 @@ const Kernels& kernels();
 namespace avx2 {
 const Kernels& kernels();
 }
+namespace avx512vnni {
+const Kernels& kernels();
+}
 
 }  // namespace potok

@@ -52,6 +52,17 @@ def test_equals_scalar_bit_by_bit(isa: str, name: str, act: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "act"), COMBINATIONS)
+@pytest.mark.parametrize("isa", FAST)
+def test_every_division_into_tiles_equals_scalar(isa: str, name: str, act: int) -> None:
+    rng = np.random.default_rng(4)
+    weight = random_weight(rng, BY_NAME[name], 20, 256)
+    x = rng.standard_normal((27, 256), dtype=np.float32)
+    whole = run("scalar", name, act, weight, x)
+    for rows in range(1, len(x) + 1):
+        assert run(isa, name, act, weight, x[:rows]).tobytes() == whole[:rows].tobytes()
+
+
+@pytest.mark.parametrize(("name", "act"), COMBINATIONS)
 @pytest.mark.parametrize("isa", supported_isas())
 def test_a_row_never_depends_on_its_neighbours(isa: str, name: str, act: int) -> None:
     rng = np.random.default_rng(1)

@@ -1,0 +1,208 @@
+// The same chains in AVX-512 with VNNI: a register holds 16 columns, and sums stay in registers over all of k.
+// Activations are broadcast from memory by the instruction that uses them.
+//
+// GCC left alone repeats the unpacking of a weight for every row, does not fold the broadcasts, and makes an address of
+// its own for every row and offset, hence:
+//   POTOK_KEEP pins a vector, POTOK_KEEP_ADDRESS a pointer or a stride; the two dot products are written as assembly.
+#define POTOK_KEEP_ADDRESS(x) __asm__("" : "+r"(x))
+#if defined(POTOK_SIMDE)
+#define POTOK_UNROLL
+#define POTOK_KEEP(x)
+#else
+#define POTOK_UNROLL _Pragma("GCC unroll 16")
+#define POTOK_KEEP(x) __asm__("" : "+v"(x))
+#endif
+
+// Rows of one tile: 12 sums over k, 12 of a group, and what is left of 32 registers for the weights.
+static constexpr int kTileHeight = 12;
+static constexpr int kAhead = 2560;  // bytes to prefetch
+
+static inline __m512i load_i512(const void* p) {
+    return _mm512_loadu_si512(p);
+}
+
+static inline void prefetch(const uint8_t* p, int bytes) {
+    POTOK_UNROLL for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + kAhead + i, _MM_HINT_T0);
+}
+
+// Every lane of `sum` gets four products of unsigned levels and int8, or two of int16.
+#if defined(POTOK_SIMDE)
+static inline __m512i broadcast32(const void* p) {
+    int32_t v;
+    memcpy(&v, p, sizeof v);
+    return _mm512_set1_epi32(v);
+}
+static inline void add_products(__m512i& sum, __m512i w, const int8_t* x) {
+    sum = _mm512_dpbusd_epi32(sum, w, broadcast32(x));
+}
+static inline void add_products(__m512i& sum, __m512i w, const int16_t* x) {
+    sum = _mm512_dpwssd_epi32(sum, w, broadcast32(x));
+}
+#else
+typedef int32_t Word __attribute__((may_alias));
+static inline void add_products(__m512i& sum, __m512i w, const int8_t* x) {
+    __asm__("vpdpbusd %2%{1to16%},%1,%0" : "+v"(sum) : "v"(w), "m"(*(const Word*)x));
+}
+static inline void add_products(__m512i& sum, __m512i w, const int16_t* x) {
+    __asm__("vpdpwssd %2%{1to16%},%1,%0" : "+v"(sum) : "v"(w), "m"(*(const Word*)x));
+}
+#endif
+
+// Where the rows of a tile stand, in few registers: the address of every fourth row, the stride and three times it.
+template <class T, int Rows>
+struct Addresses {
+    Addresses(const T* first, size_t row_stride) : stride(row_stride), stride3(3 * row_stride) {
+        POTOK_KEEP_ADDRESS(stride3);
+        POTOK_UNROLL for (int i = 0; i < kBases; i++) base[i] = first + 4 * i * stride;
+    }
+    const T* operator[](int row) const { return base[row / 4] + (row % 4 == 3 ? stride3 : row % 4 * stride); }
+    void advance(int n) {
+        POTOK_UNROLL for (int i = 0; i < kBases; i++) {
+            base[i] += n;
+            POTOK_KEEP_ADDRESS(base[i]);
+        }
+    }
+    static constexpr int kBases = (Rows + 3) / 4;
+    const T* base[kBases];
+    size_t stride, stride3;
+};
+
+// The whole sums of one scale. A dot product takes five cycles and two start in each, so few rows need two chains each.
+template <int Rows>
+struct Dots {
+    Dots() {
+        POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+            POTOK_UNROLL for (int i = 0; i < kChains; i++) v[r][i] = _mm512_setzero_si512();
+        }
+    }
+    __m512i total(int row) const { return kChains == 1 ? v[row][0] : _mm512_add_epi32(v[row][0], v[row][kChains - 1]); }
+    static constexpr int kChains = Rows <= 8 ? 2 : 1;
+    __m512i v[Rows][kChains];
+};
+
+struct Scales {
+    Lanes d, m;
+};
+
+static inline Lanes unsigned16(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+
+template <Packed F>
+static inline Scales scales_of(const uint8_t* panel, int group, int half) {
+    Scales out;
+    const uint8_t* header = panel + header_at(F, group);
+    const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
+    if (F == Packed::P8K) {
+        out.d =
+            mul(load_f16((const uint16_t*)header), load_i8((const int8_t*)header + 32 + 16 * (2 * (group % 8) + half)));
+    } else if (has_header(F)) {
+        const uint8_t* row = header + 64 + 16 * (group % 8);
+        out.d = mul(load_f16((const uint16_t*)header), unsigned16(row));
+        out.m = _mm512_xor_ps(set1(-0.0f), mul(load_f16((const uint16_t*)(header + 32)), unsigned16(row + 128)));
+    } else {
+        out.d = load_f16((const uint16_t*)own);
+        if (has_minimum(F)) out.m = load_f16((const uint16_t*)(own + 32));
+    }
+    return out;
+}
+
+// `levels` with bit `bit` of the plane's bytes or 16-bit lanes, moved to bit 4, where the mask has it.
+template <Packed F>
+static inline __m512i with_bit4(__m512i levels, const uint8_t* q, int bit, __m512i mask) {
+    if (!has_high_bits(F)) return levels;
+    const __m512i plane = load_i512(q + 256);
+    const __m512i moved = bit <= 4 ? _mm512_slli_epi16(plane, 4 - bit) : _mm512_srli_epi16(plane, bit - 4);
+    return _mm512_ternarylogic_epi32(moved, mask, levels, 0xea);  // moved & mask | levels
+}
+
+// Step 0..7 of a group: k = 4 step + 0..3 of 16 columns, as unsigned bytes.
+template <Packed F>
+static inline __m512i levels_of(int8_t, const uint8_t* q, int step) {
+    const __m512i nibbles = load_i512(q + 64 * (step / 2));
+    const __m512i v = _mm512_and_si512(step % 2 ? _mm512_srli_epi16(nibbles, 4) : nibbles, _mm512_set1_epi8(15));
+    return with_bit4<F>(v, q, step, _mm512_set1_epi8(16));
+}
+
+// Step 0..15 of a group: one pair of k (packed.h) of 16 columns, as 16-bit lanes.
+template <Packed F>
+static inline __m512i levels_of(int16_t, const uint8_t* q, int step) {
+    if (!has_nibbles(F)) return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(q + 32 * step)));
+    const int j = step / 4, p = step % 4, shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
+    const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * j), shift);
+    const __m512i v = shift == 12 ? moved : _mm512_and_si512(moved, _mm512_set1_epi16(15));
+    return with_bit4<F>(v, q, 2 * j + p / 2 + 8 * (p % 2), _mm512_set1_epi16(16));
+}
+
+// Sums are exact in int32: |dot| <= 32 * 31 * 32767 for 5-bit levels, 32 * 128 * 32767 < 2^28 for bytes.
+template <Packed F, int Rows, class T>
+static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float* acc) {
+    constexpr int scales_per_group = F == Packed::P8K ? 2 : 1, per_step = 4 / (int)sizeof(T);
+    constexpr int steps = kGroup / per_step / scales_per_group;
+    const int groups = k / kGroup;
+    Addresses<T, Rows> x(a.q, k);
+    Addresses<float, Rows> d(a.d, groups), s(a.s, groups);
+    Addresses<int32_t, Rows> total(a.sum, groups);
+    Lanes sum[Rows];
+    POTOK_UNROLL for (int r = 0; r < Rows; r++) sum[r] = set1(0);
+    for (int g = 0; g < groups; g++) {
+        const uint8_t* q = panel + qblock_at(F, g);
+        prefetch(q, qblock_bytes(F));
+        POTOK_UNROLL for (int half = 0; half < scales_per_group; half++) {
+            Dots<Rows> dots;
+            POTOK_UNROLL for (int step = half * steps; step < (half + 1) * steps; step += 2) {
+                __m512i w0 = levels_of<F>(T(), q, step), w1 = levels_of<F>(T(), q, step + 1);
+                POTOK_KEEP(w0);
+                POTOK_KEEP(w1);
+                POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+                    add_products(dots.v[r][0], w0, x[r] + step * per_step);
+                    add_products(dots.v[r][dots.kChains - 1], w1, x[r] + (step + 1) * per_step);
+                }
+            }
+            const Scales w = scales_of<F>(panel, g, half);
+            POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+                __m512i dot = dots.total(r);
+                if (zero_point(F)) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(zero_point(F) * *total[r]));
+                if (has_minimum(F)) sum[r] = fma(w.m, broadcast(s[r]), sum[r]);
+                sum[r] = fma(mul(w.d, broadcast(d[r])), _mm512_cvtepi32_ps(dot), sum[r]);
+            }
+        }
+        x.advance(kGroup);
+        d.advance(1);
+        if (has_minimum(F)) s.advance(1);
+        if (zero_point(F)) total.advance(1);
+    }
+    POTOK_UNROLL for (int r = 0; r < Rows; r++) store(acc + r * kPanel, sum[r]);
+}
+
+template <Packed F, int Rows>
+static void tile_a8(const uint8_t* panel, const IntRows<int8_t>& a, int k, float* acc) {
+    tile_integer<F, Rows>(panel, a, k, acc);
+}
+
+template <Packed F, int Rows>
+static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, float* acc) {
+    tile_integer<F, Rows>(panel, a, k, acc);
+}
+
+template <Packed F, int Rows>
+static void tile_float(const uint8_t* panel, const float* a, int k, float* acc) {
+    Addresses<float, Rows> x(a, k);
+    Lanes sum[Rows];
+    POTOK_UNROLL for (int r = 0; r < Rows; r++) sum[r] = set1(0);
+    const uint8_t* w = panel;
+    for (int i = 0; i < k; i++, w += panel_bytes(F, 1), x.advance(1)) {
+        _mm_prefetch((const char*)w + kAhead, _MM_HINT_T0);
+        Lanes column;
+        if constexpr (F == Packed::F32) {
+            column = load((const float*)w);
+        } else if constexpr (F == Packed::F16) {
+            column = load_f16((const uint16_t*)w);
+        } else {
+            column = load_bf16((const uint16_t*)w);
+        }
+        POTOK_KEEP(column);
+        POTOK_UNROLL for (int r = 0; r < Rows; r++) sum[r] = fma(broadcast(x[r]), column, sum[r]);
+    }
+    POTOK_UNROLL for (int r = 0; r < Rows; r++) store(acc + r * kPanel, sum[r]);
+}
