@@ -21,15 +21,21 @@ static constexpr KvType kv_type_of() {
     return sizeof(T) == 1 ? KvType::I8 : sizeof(T) == 2 ? KvType::F16 : KvType::F32;
 }
 
-// s[r * 64 + t] = q[r] . k[t] for 16 * N tokens of one block; k points at [head_dim][block_size], first token.
+// Lanes that Rows rows share: as many as there are registers to sum in.
+template <int Rows>
+static constexpr int lanes_of_rows() {
+    return 4 * Rows <= kSums ? 4 : 2 * Rows <= kSums ? 2 : 1;
+}
+
+// s[r * 64 + t] = q[r] . k[t] for N times 16 tokens; k[j] points into a block's [head_dim][block_size].
 template <class T, int Rows, int N>
-static inline void score_tokens(const float* const* q, const T* k, int block_size, int head_dim, float* s) {
+static inline void score_tokens(const float* const* q, const T* const* k, int block_size, int head_dim, float* s) {
     Lanes c[Rows][N];
     for (int r = 0; r < Rows; r++)
         for (int j = 0; j < N; j++) c[r][j] = set1(0);
     for (int d = 0; d < head_dim; d++) {
         Lanes key[N];
-        for (int j = 0; j < N; j++) key[j] = load_kv(k + (size_t)d * block_size + 16 * j);
+        for (int j = 0; j < N; j++) key[j] = load_kv(k[j] + (size_t)d * block_size);
         for (int r = 0; r < Rows; r++) {
             const Lanes x = broadcast(q[r] + d);
             for (int j = 0; j < N; j++) c[r][j] = fma(x, key[j], c[r][j]);
@@ -89,7 +95,7 @@ static inline void scale_tokens(const AttentionTask& t, float* p, int start, int
 template <class T, int Rows>
 static inline void tile_values(const AttentionTask& t, const float* p, int start, int begin, int end,
                                float* const* out) {
-    constexpr int N = Rows <= 3 ? 2 : 1;
+    constexpr int N = lanes_of_rows<Rows>();
     for (int at = begin; at < end;) {
         const int slot = (start + at) % t.block_size;
         const int n = t.block_size - slot < end - at ? t.block_size - slot : end - at;
@@ -103,7 +109,7 @@ static inline void tile_values(const AttentionTask& t, const float* p, int start
 
 template <class T, int Rows>
 static void attend_tile(const AttentionTask& t, int first, int start) {
-    constexpr int N = Rows <= 3 ? 2 : 1;
+    constexpr int N = lanes_of_rows<Rows>();
     const float* q[Rows];
     float* out[Rows];
     float* stats[Rows];
@@ -124,11 +130,18 @@ static void attend_tile(const AttentionTask& t, int first, int start) {
 
     float* s = t.scratch;
     for (int at = 0; at < most;) {
-        const int slot = (start + at) % t.block_size;
-        const T* k = block_keys<T>(t, start + at) + slot;
-        if (N == 2 && t.block_size >= 32) {
-            score_tokens<T, Rows, N>(q, k, t.block_size, t.head_dim, s + at);
-            at += 16 * N;
+        const int left = (most - at + 15) / 16;  // past them the last again: its scores are never looked at
+        const T* k[4];
+        for (int j = 0; j < 4; j++) {
+            const int token = start + at + 16 * (j < left ? j : left - 1);
+            k[j] = block_keys<T>(t, token) + token % t.block_size;
+        }
+        if (N == 4 && left > 2) {
+            score_tokens<T, Rows, 4>(q, k, t.block_size, t.head_dim, s + at);
+            at += 64;
+        } else if (N >= 2 && left > 1) {
+            score_tokens<T, Rows, 2>(q, k, t.block_size, t.head_dim, s + at);
+            at += 32;
         } else {
             score_tokens<T, Rows, 1>(q, k, t.block_size, t.head_dim, s + at);
             at += 16;

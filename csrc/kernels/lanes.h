@@ -26,6 +26,7 @@ namespace POTOK_ISA {
 
 #if defined(POTOK_AVX2)
 
+static constexpr int kSums = 6;  // Lanes to sum in that leave registers for the operands
 struct Lanes {
     __m256 lo, hi;
 };
@@ -160,6 +161,7 @@ static inline float f16_to_f32(uint16_t h) {
 
 #elif defined(POTOK_AVX512)
 
+static constexpr int kSums = 24;
 using Lanes = __m512;
 using Mask = __mmask16;
 
@@ -279,6 +281,7 @@ static inline float f16_to_f32(uint16_t h) {
 
 #else
 
+static constexpr int kSums = 6;
 struct Lanes {
     float v[16];
 };
