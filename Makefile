@@ -44,7 +44,7 @@ test-isa: $(VENV)/dev
 		-D Python_EXECUTABLE=$(abspath $(BIN)/python) --log-level=WARNING
 	$(BIN)/cmake --build $(ISA) --target _native
 	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
-		tests/kernels tests/sampling tests/invariance -k "kernels or sampling or tables" \
+		tests/kernels tests/sampling tests/invariance -k "avx512vnni or tables_agree or sampling_native" \
 		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
 
 check: $(VENV)/dev
