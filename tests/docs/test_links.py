@@ -42,6 +42,7 @@ def python_symbols(body: list[ast.stmt], prefix: str) -> frozenset[str]:
 
 def cpp_symbols(text: str) -> frozenset[str]:
     """Types, and functions that have a body or are declared; methods as `Class.name`."""
+    text = re.sub(r"__attribute__\(\(\w+\)\) ", "", text)
     types = re.findall(r"^\s*(?:struct|class|enum class) (?:alignas\(\d+\) )?(\w+)", text, re.M)
     functions = re.findall(
         r"^ *(?!return\b|else\b|throw\b)[\w:<>*&][\w:<>,*& ]*?[ *&](?:(\w+)::)?(\w+)\([^;{]*\)[^;{()]*[;{]", text, re.M
