@@ -89,8 +89,7 @@ def work_per_instruction(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     valgrind, counted = shutil.which("valgrind"), program()
     if valgrind is None:
         pytest.skip("valgrind is not installed (Debian: apt install valgrind)")
-    if counted is None:
-        pytest.skip("count_kernels is not built: `make setup` builds it")
+    assert counted is not None, "count_kernels is not built: `make setup` builds it"
     return count(valgrind, counted, tmp_path_factory.mktemp("callgrind"))
 
 
