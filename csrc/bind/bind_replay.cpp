@@ -48,11 +48,11 @@ void set_plan(Replay& self, std::tuple<int, int, int, int, int, int> sizes, bool
 }
 
 void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indptr, Ints kv_blocks, Ints out_rows,
-          Floats temperature, Ints top_k, Floats top_p, Floats min_p, Vector<const uint64_t> seed, Ints choice,
-          Ints position, Floats presence, Floats frequency, Floats repetition, Ints seen_indptr, Ints seen_ids,
-          Ints seen_counts, Ints bias_indptr, Ints bias_ids, Floats bias_values, Ints logprobs, bool want_hashes,
-          Vector<int32_t> ids, Vector<float> logprob, Matrix<int32_t> top_ids, Matrix<float> top_logprobs,
-          Vector<uint64_t> hashes) {
+          Matrix<const int32_t> copies, Floats temperature, Ints top_k, Floats top_p, Floats min_p,
+          Vector<const uint64_t> seed, Ints choice, Ints position, Floats presence, Floats frequency, Floats repetition,
+          Ints seen_indptr, Ints seen_ids, Ints seen_counts, Ints bias_indptr, Ints bias_ids, Floats bias_values,
+          Ints logprobs, bool want_hashes, Vector<int32_t> ids, Vector<float> logprob, Matrix<int32_t> top_ids,
+          Matrix<float> top_logprobs, Vector<uint64_t> hashes) {
     const size_t sampled = out_rows.shape(0);
     std::vector<SampleRow> rows(sampled);
     std::vector<SampleOut> out(sampled);
@@ -88,6 +88,8 @@ void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indp
                         kv_indptr.data(),
                         kv_blocks.data(),
                         out_rows.data(),
+                        (int32_t)copies.shape(0),
+                        copies.data(),
                         rows.data(),
                         out.data()};
     {

@@ -153,6 +153,10 @@ void Replay::reserve(int tokens, int sampled) {
 
 void Replay::step(const StepView& step) {
     reserve(step.tokens, std::max(step.sampled, 1));
+    for (int i = 0; i < step.num_copies; i++) {
+        const int32_t* copy = step.copies + 2 * i;
+        memcpy(layer_kv(copy[1], 0), layer_kv(copy[0], 0), block_stride_);
+    }
     step_ = &step;
     plan_attention();
     for (size_t i = 0; i < ops_.size(); i++) splits_[i] = split(ops_[i]);

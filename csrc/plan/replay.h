@@ -40,6 +40,8 @@ struct Shape {
 struct StepView {
     int32_t tokens, segments, sampled;
     const int32_t *token_ids, *positions, *q_indptr, *kv_indptr, *kv_blocks, *out_rows;
+    int32_t num_copies;
+    const int32_t* copies;  // [num_copies][2]
     const SampleRow* rows;
     SampleOut* out;
 };

@@ -30,12 +30,17 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
-    """API -> engine: start a request. `id` is unique for the life of the engine and is never the client's."""
+    """API -> engine: start a request. `id` is unique for the life of the engine and is never the client's.
+
+    namespace (of the API key) and salt (the caller's own): requests share KV only where both are equal.
+    """
 
     id: int
     prompt: list[int]
     max_tokens: int
     sampling: Sampling
+    namespace: str = ""
+    salt: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -101,6 +106,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None  # with Finish.ERROR
     param: str | None = None  # with Finish.ERROR: the field to blame when it is the caller's fault, else None
     logit_hashes: list[int] | None = None  # one per token, when asked for
+    cached_tokens: int = 0  # with `finish`: tokens of the prompt that came from the prefix cache
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -108,13 +114,21 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
 
     running: int = 0
     waiting: int = 0
-    kv_blocks_used: int = 0
+    kv_blocks_used: int = 0  # by requests; what the prefix cache alone holds is not in use
     kv_blocks_total: int = 0
     prompt_tokens: int = 0  # prompt tokens computed (recomputed ones counted again)
     generation_tokens: int = 0  # tokens sampled
     preemptions: int = 0
     steps: int = 0
     busy_us: int = 0  # time inside backend steps
+    kv_blocks_idle: int = 0  # that the prefix cache alone holds
+    prefix_queries: int = 0  # requests that joined
+    prefix_hits: int = 0  # of them, those that found something in the prefix cache
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_misses: dict[str, int] = {}  # by reason
+    evicted_blocks: int = 0
+    evicted_reused_blocks: int = 0  # of them, those that had been hit
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

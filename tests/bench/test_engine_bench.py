@@ -74,7 +74,9 @@ def test_formats_count_by_their_bits(tmp_path: Path) -> None:
 def test_a_step_of_prompts_and_decoding_rows() -> None:
     """Three segments: one row at position 40, a chunk at 10..12, one row at 0."""
     ints = [np.array(a, np.int32) for a in ([7] * 5, [40, 10, 11, 12, 0], [0, 1, 4, 5], [0, 2, 3, 4], [0] * 4, [0, 4])]
-    assert step_work(StepInputs(*ints)) == StepWork(rows=5, sampled=2, decode_context=42, prompt_context=36)
+    assert step_work(StepInputs(*ints, copies=np.empty((0, 2), np.int32))) == StepWork(
+        rows=5, sampled=2, decode_context=42, prompt_context=36
+    )
 
 
 def test_the_steady_part_of_a_load() -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from potok.core.batch import Batch
+from potok.core.radix import Domain
 from potok.core.request import Request
 from potok.core.scheduler import Scheduler
 
@@ -22,9 +23,16 @@ def model(prefix: int) -> int:
     return (prefix >> 3) % VOCAB
 
 
-def answer(prompt: Iterable[int], max_new: int, stop_ids: frozenset[int], max_model_len: int) -> list[int]:
+def empty(salt: str) -> int:
+    """The prefix of no tokens. Salted ones differ, as if the salt changed the model, so that KV may not be mixed."""
+    return sum(map(ord, salt))
+
+
+def answer(
+    prompt: Iterable[int], max_new: int, stop_ids: frozenset[int], max_model_len: int, salt: str = ""
+) -> list[int]:
     """The tokens of the request alone."""
-    prefix, length = 0, 0
+    prefix, length = empty(salt), 0
     for token in prompt:
         prefix, length = extend(prefix, token), length + 1
     out: list[int] = []
@@ -41,15 +49,20 @@ class Executor:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
+        self.salts: dict[int, str] = {}  # of requests, where they have one
         self.slots: dict[int, tuple[int, int, int]] = {}
 
     def run(self, batch: Batch) -> list[int]:
         """Sampled ids. Each segment reads [0, start) slot by slot: stale, foreign or missing KV raises."""
         size, slots = self.block_size, self.slots
+        for source, target in batch.copies:
+            for i in range(size):
+                if source * size + i in slots:
+                    slots[target * size + i] = slots[source * size + i]
         written: set[int] = set()
         sampled = []
         for segment in batch.segments:
-            prefix = 0
+            prefix = empty(self.salts.get(segment.id, ""))
             for p in range(segment.start):
                 position, stored, token = slots[segment.blocks[p // size] * size + p % size]
                 prefix = extend(prefix, token)
@@ -65,8 +78,8 @@ class Executor:
         return sampled
 
 
-def request(id: int, prompt: Sequence[int], max_new: int, stop_ids: Iterable[int] = ()) -> Request:
-    return Request(id, array("i", prompt), len(prompt), max_new, frozenset(stop_ids))
+def request(id: int, prompt: Sequence[int], max_new: int, stop_ids: Iterable[int] = (), salt: str = "") -> Request:
+    return Request(id, array("i", prompt), len(prompt), max_new, frozenset(stop_ids), Domain(salt=salt))
 
 
 def step(scheduler: Scheduler, executor: Executor) -> Batch | None:

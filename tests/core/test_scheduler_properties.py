@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from typing import NamedTuple
 
 import pytest
 from kv_oracle import END, VOCAB, Executor, answer, request
@@ -28,7 +29,7 @@ class Trial:
             max_model_len=rng.randint(2, min(60, num_blocks * block_size)),
             block_size=block_size,
         )
-        self.scheduler = Scheduler(self.limits, num_blocks, checked=True)
+        self.scheduler = Scheduler(self.limits, num_blocks, prefix_caching=rng.random() < 0.8, checked=True)
         self.executor = Executor(block_size)
         self.stems = [[rng.randrange(VOCAB) for _ in range(12)] for _ in range(3)]
         self.ids = count()
@@ -41,7 +42,10 @@ class Trial:
     def submit(self) -> None:
         rng = self.rng
         prompt = rng.choice(self.stems)[: rng.randint(0, 12)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
-        new = request(next(self.ids), prompt, rng.randint(1, 30), [END] if rng.random() < 0.5 else [])
+        salt = rng.choice(["", "", "", "a", "b"])
+        new = request(next(self.ids), prompt, rng.randint(1, 30), [END] if rng.random() < 0.5 else [], salt)
+        new.reusable = rng.choice([1000, 1000, 1000, 5, 0])
+        self.executor.salts[new.id] = salt
         if self.scheduler.submit(new) is None:
             self.requests[new.id], self.tokens[new.id] = new, []
         else:
@@ -96,7 +100,7 @@ class Trial:
             assert r.id not in segments and r.phase is Phase.WAITING
             assert all(r.order > other.order for other in s.running), "somebody older was preempted"
 
-        decoding = [r for r in s.running if r.computed and r.pending == 1]
+        decoding = [r for r in s.running if r.id in was_running and r.pending == 1]
         prompts = [r for r in s.running if r not in decoding]
         half = max(1, budget // 2)
         decoded = [r for r in decoding if r.id in segments]
@@ -111,7 +115,7 @@ class Trial:
             n = min(r.pending, left)
             left -= n
             assert (len(segments[r.id].tokens) if r.id in segments else 0) == n, "prompts are not served oldest first"
-            assert n or r.served, "joined without getting a token"
+            assert n or r.id in was_running, "joined without getting a token"
         assert all(r.overtaken <= MAX_OVERTAKEN for r in s.waiting)
 
     def take(self, batch: Batch, deltas: list[Delta], sampled: list[int], failed: set[int]) -> None:
@@ -131,7 +135,8 @@ class Trial:
         assert self.scheduler.pool.used == 0
         for id, r in self.requests.items():
             got = self.tokens[id]
-            want = answer(r.tokens[: r.prompt_len], r.max_new, r.stop_ids, self.limits.max_model_len)
+            prompt, salt = r.tokens[: r.prompt_len], r.domain.salt
+            want = answer(prompt, r.max_new, r.stop_ids, self.limits.max_model_len, salt)
             assert r.phase is Phase.FINISHED
             if id in self.cancelled:
                 assert id not in self.finish and r.finish is Finish.CANCELLED and got == want[: len(got)]
@@ -142,7 +147,15 @@ class Trial:
                 assert self.finish[id] is (Finish.STOP if want[-1] in r.stop_ids else Finish.LENGTH)
 
 
-def run(seed: int) -> tuple[int, int]:
+class Totals(NamedTuple):
+    requests: int
+    preemptions: int
+    hits: int
+    copied_tokens: int
+    evicted_blocks: int
+
+
+def run(seed: int) -> Totals:
     trial = Trial(seed)
     for _ in range(trial.rng.randint(20, 120)):
         while trial.rng.random() < 0.4:
@@ -156,11 +169,12 @@ def run(seed: int) -> tuple[int, int]:
         steps += 1
         assert steps < 20_000, "the rest is never finished"
     trial.verify()
-    return len(trial.requests), sum(r.preemptions for r in trial.requests.values())
+    c = trial.scheduler.cache.counters
+    preemptions = sum(r.preemptions for r in trial.requests.values())
+    return Totals(len(trial.requests), preemptions, c.hits, c.copied_tokens, c.evicted_blocks)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_every_request_gets_the_tokens_it_gets_alone(first: int) -> None:
-    totals = [run(seed) for seed in range(first, first + 25)]
-    requests, preemptions = sum(t[0] for t in totals), sum(t[1] for t in totals)
-    assert requests > 300 and preemptions > 20, "the trials no longer exercise what they are for"
+    totals = Totals(*map(sum, zip(*(run(seed) for seed in range(first, first + 25)), strict=True)))
+    assert all(n > least for n, least in zip(totals, (300, 20, 100, 100, 100), strict=True)), totals

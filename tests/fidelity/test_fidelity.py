@@ -52,6 +52,7 @@ def log_probabilities(backend: NativeBackend, ids: list[int], positions: npt.NDA
         kv_indptr=np.array([0, -(-count // BLOCK_SIZE)], np.int32),
         kv_blocks=np.arange(-(-count // BLOCK_SIZE), dtype=np.int32),
         out_rows=positions.astype(np.int32),
+        copies=np.empty((0, 2), np.int32),
     )
     state = RowState(Sampling(logprobs=REPORTED), ids)
     sampled = backend.step(inputs, build_rows([(state, int(p) + 1) for p in positions], want_hashes=False))

@@ -27,6 +27,7 @@ class Setting:
     block_size: int = 32
     threads: int = 2
     kv_dtype: str = "f16"
+    prefix_caching: bool = True
 
 
 @dataclass
@@ -98,7 +99,8 @@ class Model:
         """Answers by request id, and the last statistics."""
         backend = self._backend(setting)
         limits = Limits(setting.max_num_seqs, setting.budget, self._config.context_length, setting.block_size)
-        scheduler = Scheduler(limits, setting.num_blocks, checked=True)
+        caching = setting.prefix_caching
+        scheduler = Scheduler(limits, setting.num_blocks, prefix_caching=caching, checked=True)
         backend.allocate(setting.num_blocks, self._config.context_length)
 
         def poison() -> None:

@@ -23,6 +23,7 @@ class StepInputs:
     kv_blocks: block tables, segment after segment; kv_indptr: [B+1] into kv_blocks.
     A segment's row at absolute position p reads KV of [0, p] and writes slot p; its table covers them.
     out_rows: [S] ascending, rows of T whose logits are wanted.
+    copies: [C, 2] source and target of whole blocks, copied in this order before anything else.
     """
 
     tokens: I32
@@ -31,6 +32,7 @@ class StepInputs:
     kv_indptr: I32
     kv_blocks: I32
     out_rows: I32
+    copies: I32
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,4 +38,5 @@ def pack(batch: Batch, block_size: int) -> StepInputs:
         kv_indptr=np.array(kv_indptr, np.int32),
         kv_blocks=np.array(kv_blocks, np.int32),
         out_rows=np.array(out_rows, np.int32),
+        copies=np.array(batch.copies, np.int32).reshape(-1, 2),
     )

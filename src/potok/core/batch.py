@@ -24,10 +24,20 @@ class Segment(NamedTuple):  # a tuple: a frozen dataclass takes three times as l
     sample: bool
 
 
+class Copy(NamedTuple):
+    """Of one whole block, into a block that one of the batch's segments goes on writing."""
+
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """copies: done before anything else of the step, in this order."""
+
     step: int
     segments: tuple[Segment, ...]
+    copies: tuple[Copy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

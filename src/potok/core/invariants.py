@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from potok.core.radix import key_of
 from potok.core.request import Phase, Request
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 def check(scheduler: Scheduler) -> None:
     """Raises AssertionError naming the request or the block. O(blocks): for tests and for hunting a bug."""
     check_blocks(scheduler)
+    check_tree(scheduler)
     for queue in (scheduler.waiting, scheduler.running):
         assert all(a.order < b.order for a, b in pairwise(queue)), "a queue is not oldest first"
     for request in scheduler.waiting:
@@ -27,12 +29,33 @@ def check(scheduler: Scheduler) -> None:
 
 
 def check_blocks(scheduler: Scheduler) -> None:
-    """Every block is free, or held exactly as often as its count says."""
-    pool = scheduler.pool
+    """Every block is free, or held exactly as often as its count says: by requests, by the prefix cache, by a copy."""
+    pool, cache = scheduler.pool, scheduler.cache
     held = Counter(b for r in (*scheduler.running, *scheduler.leaving) for b in r.blocks)
+    held.update(cache.borrowed())
+    needed = len(held)
+    held.update(node.block for node in cache.tree.nodes())
     for block in range(pool.num_blocks):
         assert pool.refs(block) == held[block], f"block {block}: count {pool.refs(block)}, held by {held[block]}"
-    assert pool.used == len(held), f"{pool.used} blocks in use, {len(held)} held"
+        assert pool.is_cached(block) == (cache.tree.node_of(block) is not None), f"block {block}: cached or not?"
+    assert pool.free == pool.num_blocks - len(held), f"{pool.free} blocks free, {len(held)} held"
+    assert pool.idle == len(held) - needed, f"{pool.idle} blocks idle, {len(held) - needed} held by the cache alone"
+
+
+def check_tree(scheduler: Scheduler) -> None:
+    """The tree and each running request agree about its whole blocks, and every idle leaf can be dropped."""
+    cache, size = scheduler.cache, scheduler.limits.block_size
+    for request in scheduler.running:
+        assert request.node is not None, f"request {request.id} runs outside the tree"
+        nodes = list(request.node.path())[::-1]
+        assert [n.block for n in nodes] == list(request.blocks[: len(nodes)]), f"request {request.id} strays"
+        assert b"".join(n.key for n in nodes) == key_of(request.tokens[: request.node.end])
+        if cache.enabled and scheduler.flight is None:
+            assert request.computed - request.node.end < size, f"request {request.id} keeps a whole block to itself"
+    for node in cache.tree.nodes():
+        assert node.order == sorted(node.children) and node.parent is not None
+        assert node.parent.children[node.key] is node
+    cache.check_droppable()
 
 
 def check_running(scheduler: Scheduler, request: Request) -> None:

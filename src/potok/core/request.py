@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
+from potok.core.radix import COMMON, Domain
 from potok.finish import Finish
+
+if TYPE_CHECKING:
+    from potok.core.radix import RadixNode
 
 
 class Phase(IntEnum):
@@ -33,7 +39,8 @@ class Request:
     """tokens: prompt then output. max_new: at most this many output tokens (at least 1).
 
     stop_ids end the request; the sampler makes them impossible before `min_tokens`, so the scheduler need not know it.
-    Everything below `stop_ids` belongs to the scheduler.
+    domain: with whom it may share KV. reusable: at most so many of its tokens come from the prefix cache.
+    Everything below `reusable` belongs to the scheduler.
     """
 
     id: int
@@ -41,10 +48,14 @@ class Request:
     prompt_len: int
     max_new: int
     stop_ids: frozenset[int] = frozenset()
+    domain: Domain = COMMON
+    reusable: int = sys.maxsize
     phase: Phase = Phase.WAITING
     finish: Finish | None = None
     computed: int = 0  # tokens whose KV is in `blocks`
     blocks: array[int] = field(default_factory=no_blocks)
+    node: RadixNode | None = None  # while it runs: the last of `blocks` that the prefix cache holds, or a root
+    cached: int = 0  # tokens that it found in the prefix cache when it joined first
     last_len: int = 0  # it ends when it has so many tokens: max_new, or a full context
     order: int = 0  # arrival number: age never changes, whatever happens to the request
     served: int = 0  # the last step that computed a token of it

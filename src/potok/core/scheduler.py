@@ -18,7 +18,7 @@ budget is smaller than the number of requests.
 **Who gets blocks.** A running request holds blocks for every token it has; it needs one more only when its newest token
 does not fit. Short of blocks, the youngest running request is preempted, before anybody is given a segment, and nobody
 joins in that step. Age is arrival, so the oldest running request is never preempted and always ends.
-Who may join is the business of `admission`.
+Who may join is the business of `admission`; which blocks it need not fill is that of `prefix`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from potok.core.admission import Limits, Reject, next_to_join, refusal
-from potok.core.batch import Batch, Delta, Segment
+from potok.core.batch import Batch, Copy, Delta, Segment
 from potok.core.blocks import BlockPool
 from potok.core.invariants import check
-from potok.core.request import Phase, Request, no_blocks
+from potok.core.prefix import PrefixCache
+from potok.core.request import Phase, Request
 from potok.finish import Finish
 
 __all__ = ["Counters", "Limits", "Reject", "Scheduler"]
@@ -55,12 +56,14 @@ class Counters:
 class Scheduler:
     """One step is in flight at a time: schedule() -> the backend -> commit(). cancel() and submit() are legal always.
 
+    prefix_caching: requests with the same first tokens share the blocks of these.
     checked: verify all invariants after each commit (slow: for tests and for hunting a bug).
     """
 
-    def __init__(self, limits: Limits, num_blocks: int, *, checked: bool = False) -> None:
+    def __init__(self, limits: Limits, num_blocks: int, *, prefix_caching: bool = True, checked: bool = False) -> None:
         self.limits = limits
         self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, limits.block_size, enabled=prefix_caching)
         self.waiting: list[Request] = []  # oldest first
         self.running: list[Request] = []  # oldest first
         self.leaving: list[Request] = []  # cancelled while a step is in flight: its commit releases their blocks
@@ -68,6 +71,7 @@ class Scheduler:
         self._live: dict[int, Request] = {}  # waiting and running, by id
         self._flight: Batch | None = None
         self._flying: list[Request] = []  # whose segments those of _flight are
+        self._copies: list[Copy] = []  # of the step that is being made
         self._arrivals = 0
         self._step = 0
         self._checked = checked
@@ -94,6 +98,11 @@ class Scheduler:
         else:
             self.running.remove(request)
         self._finish(request, Finish.CANCELLED)
+
+    @property
+    def flight(self) -> Batch | None:
+        """The step that has been scheduled and not committed."""
+        return self._flight
 
     def wake_at(self) -> int | None:
         """When (us) to call schedule() again although nothing arrives. None: no need."""
@@ -130,7 +139,8 @@ class Scheduler:
         self._step += 1
         for request in self._flying:
             request.served = self._step
-        self._flight = Batch(self._step, tuple(segments))
+        self._flight = Batch(self._step, tuple(segments), tuple(self._copies))
+        self._copies.clear()
         return self._flight
 
     def commit(self, batch: Batch, sampled_ids: Sequence[int], step_us: int) -> list[Delta]:
@@ -151,6 +161,7 @@ class Scheduler:
             if request.finish is not None:  # cancelled while the step ran
                 continue
             request.computed = end
+            self.cache.publish(request)
             if segment.sample:
                 delta = self._take(request, sampled_ids[row], row)
                 ended |= delta.finish is not None
@@ -160,10 +171,11 @@ class Scheduler:
         counters.generation_tokens += sum([d.token is not None for d in deltas])
 
         self._flight, self._flying = None, []
+        self.cache.end_copies()
         if ended:
             self.running = [r for r in self.running if r.phase is Phase.RUNNING]
         for request in self.leaving:
-            self._release(request)
+            self.cache.release(request)
         self.leaving = []
         if self._checked:
             check(self)
@@ -176,19 +188,19 @@ class Scheduler:
         size = self.limits.block_size
         short = [r for r in self.running if len(r.tokens) > len(r.blocks) * size]
         preempted = False
-        while len(short) > self.pool.free:
+        while len(short) > self.pool.available:
             youngest = self.running.pop()
             if short[-1] is youngest:
                 short.pop()
             self._preempt(youngest)
             preempted = True
         for request in short:
-            request.blocks += self.pool.alloc(1)
+            request.blocks += self.cache.alloc(1)
         return preempted
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue, ahead of all that are younger. It is recomputed, to the bit, when it joins again."""
-        self._release(request)
+        """Back to the queue, ahead of all that are younger. What is lost by then is recomputed, to the bit."""
+        self.cache.release(request)
         request.computed = 0
         request.preemptions += 1
         request.overtaken = 0
@@ -201,13 +213,15 @@ class Scheduler:
         backlog = sum(r.pending for r in prompts)
         room = max(self.limits.max_num_batched_tokens - num_decoding, self._prompt_share())
         while backlog < room and len(self.running) < self.limits.max_num_seqs:
-            i = next_to_join(self.waiting, len(self.running), self.pool.free, self.limits)
-            if i is None:
+            join = next_to_join(self.waiting, self.running, self.cache, self.limits)
+            if join is None:
                 return
-            for passed in self.waiting[:i]:
+            for passed in join.passed:
                 passed.overtaken += 1
-            request = self.waiting.pop(i)
-            request.blocks = self.pool.alloc(self.limits.blocks_for(len(request.tokens)))
+            request = self.waiting.pop(join.place)
+            source = self.cache.take(request, join.match)
+            if source >= 0:
+                self._copies.append(Copy(source, request.blocks[len(join.match.blocks)]))
             request.move(Phase.RUNNING)
             insort(self.running, request, key=BY_AGE)
             insort(prompts, request, key=BY_AGE)
@@ -246,10 +260,6 @@ class Scheduler:
         request.finish = finish
         request.move(Phase.FINISHED)
         if self._flight is None:
-            self._release(request)
+            self.cache.release(request)
         else:
             self.leaving.append(request)
-
-    def _release(self, request: Request) -> None:
-        self.pool.release(request.blocks)
-        request.blocks = no_blocks()

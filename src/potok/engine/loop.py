@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from potok.backends.api import Backend, Sampled
 from potok.backends.inputs import pack
 from potok.core.batch import Batch, Delta
+from potok.core.radix import Domain
 from potok.core.request import Request
 from potok.core.scheduler import Reject, Scheduler
 from potok.finish import Finish
@@ -46,6 +47,7 @@ class Live(NamedTuple):
 
     sampling: Sampling
     row: RowState
+    request: Request
 
 
 class EngineLoop:
@@ -81,10 +83,11 @@ class EngineLoop:
         if reject is None:
             stop_ids = frozenset(message.sampling.stop_ids)
             tokens = array("i", message.prompt)
-            request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids)
+            domain = Domain(namespace=message.namespace, salt=message.salt)
+            request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids, domain)
             reject = self._scheduler.submit(request)
         if reject is None:
-            self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt))
+            self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt), request)
         else:
             self._refused.append(Chunk(message.id, [], Finish.ERROR, error=reject.message, param=reject.param))
 
@@ -99,17 +102,19 @@ class EngineLoop:
         return [self._chunk(delta, sampled) for delta in deltas]
 
     def _chunk(self, delta: Delta, sampled: Sampled) -> Chunk:
-        sampling, row = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
+        sampling, row, request = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
         if delta.token is None:
             error = "the model's output for this request was not finite" if delta.finish is Finish.ERROR else None
             return Chunk(delta.id, [], delta.finish, error=error)
         row.push(delta.token)
         logprobs = [token_logprobs(sampled, delta.row, sampling.logprobs)] if sampling.logprobs >= 0 else None
         hashes = [int(sampled.hashes[delta.row])] if sampling.logit_hash else None
-        return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes)
+        cached = 0 if delta.finish is None else request.cached
+        return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=cached)
 
     def _stats(self) -> Stats:
         scheduler, counters = self._scheduler, self._scheduler.counters
+        prefix = scheduler.cache.counters
         return Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -120,6 +125,14 @@ class EngineLoop:
             preemptions=counters.preemptions,
             steps=counters.steps,
             busy_us=counters.busy_us,
+            kv_blocks_idle=scheduler.pool.idle,
+            prefix_queries=prefix.queries,
+            prefix_hits=prefix.hits,
+            prefix_queried_tokens=prefix.queried_tokens,
+            prefix_hit_tokens=prefix.hit_tokens,
+            prefix_misses=prefix.misses,
+            evicted_blocks=prefix.evicted_blocks,
+            evicted_reused_blocks=prefix.evicted_reused_blocks,
         )
 
     def _patience(self, batch: Batch | None) -> float:

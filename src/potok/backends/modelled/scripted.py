@@ -85,6 +85,8 @@ class ScriptedBackend:
 
     def _write(self, inputs: StepInputs) -> None:
         size = self.info.block_size
+        for source, target in inputs.copies:
+            self._slots[target] = self._slots[source]
         for b in range(len(inputs.q_indptr) - 1):
             span = slice(inputs.q_indptr[b], inputs.q_indptr[b + 1])
             table = inputs.kv_blocks[inputs.kv_indptr[b] : inputs.kv_indptr[b + 1]]

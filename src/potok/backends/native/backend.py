@@ -96,7 +96,7 @@ class NativeBackend:
         )
         i, r = inputs, rows
         self._replay.step(
-            *(i.tokens, i.positions, i.q_indptr, i.kv_indptr, i.kv_blocks, i.out_rows),
+            *(i.tokens, i.positions, i.q_indptr, i.kv_indptr, i.kv_blocks, i.out_rows, i.copies),
             *(r.temperature, r.top_k, r.top_p, r.min_p, r.seed, r.choice, r.position),
             *(r.presence, r.frequency, r.repetition, r.seen_indptr, r.seen_ids, r.seen_counts),
             *(r.bias_indptr, r.bias_ids, r.bias_values, r.logprobs, r.want_hashes),

@@ -91,6 +91,9 @@ class ReferenceBackend:
 
     def logits(self, inputs: StepInputs) -> F32:
         """Writes the step's KV and gives the logits of the sampled rows, [S, vocab]."""
+        for source, target in inputs.copies:
+            for part in (*self._keys, *self._values):
+                part[:, target] = part[:, source]
         blocks = blocks_of_rows(inputs, self.info.block_size)
         values: dict[int, F32] = {}
         # Not-finite activations become not-finite logits of their own rows, which the sampler reports.
