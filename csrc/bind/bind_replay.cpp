@@ -114,11 +114,11 @@ void bind_replay(nb::module_& m) {
     nb::class_<Replay>(m, "Replay", "Weights in packed form, KV memory, and the replay of one plan.")
         .def(
             "__init__",
-            [](Replay* self, const std::string& isa, int threads) {
+            [](Replay* self, const std::string& isa, int threads, bool huge_pages, const std::vector<int>& nodes) {
                 if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-                new (self) Replay(kernels_of(isa), threads);
+                new (self) Replay(kernels_of(isa), threads, Placement{huge_pages, nodes});
             },
-            "isa"_a, "threads"_a)
+            "isa"_a, "threads"_a, "huge_pages"_a = true, "nodes"_a = std::vector<int>())
         .def("add_weight", &add_weight, "source"_a, "act"_a, "k"_a, "rows"_a,
              "Packs rows [n, bytes] of a tensor type of the file; gives the weight's index.")
         .def(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,13 +47,15 @@ class NativeBackend:
         activation_bits: int,
         block_size: int,
         kv_dtype: str = "f16",
+        nodes: Sequence[int] = (),
     ) -> None:
+        """nodes: memory nodes (NUMA) over which weights and KV are spread, when there are several. Raises LoadError."""
         _check(config)
         isa = _choose_isa(os.environ.get("POTOK_ISA"))
         self._config = config
         self._block_size = block_size
         self._kv_dtype = kv_dtype
-        self._replay = Replay(isa, threads)
+        self._replay = Replay(isa, threads, _huge_pages(os.environ.get("POTOK_HUGE_PAGES")), list(nodes))
         loader = WeightLoader(self._replay, file, activation_bits)
         plan = FAMILIES[config.architecture](config)
         lowered = lower(plan, loader.activation, loader.weight, loader.vector)
@@ -131,6 +134,13 @@ def _choose_isa(wanted: str | None) -> str:
     if wanted not in supported:
         raise LoadError(f"POTOK_ISA is {wanted!r}; this CPU and build support {', '.join(supported)}.")
     return wanted
+
+
+def _huge_pages(wanted: str | None) -> bool:
+    """Weights are streamed faster from them on every machine that was measured: see docs/adr/0010."""
+    if wanted not in (None, "", "0", "1"):
+        raise LoadError(f"POTOK_HUGE_PAGES is {wanted!r}; it must be 1, as without it, or 0.")
+    return wanted != "0"
 
 
 def _check(config: ModelConfig) -> None:
