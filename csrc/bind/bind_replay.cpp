@@ -2,6 +2,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 
@@ -54,6 +55,8 @@ void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indp
           Vector<int32_t> ids, Vector<float> logprob, Matrix<int32_t> top_ids, Matrix<float> top_logprobs,
           Vector<uint64_t> hashes) {
     const size_t sampled = out_rows.shape(0);
+    std::fill_n(top_ids.data(), top_ids.size(), -1);
+    std::fill_n(top_logprobs.data(), top_logprobs.size(), 0.0f);
     std::vector<SampleRow> rows(sampled);
     std::vector<SampleOut> out(sampled);
     for (size_t i = 0; i < sampled; i++) {

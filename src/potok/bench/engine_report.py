@@ -36,12 +36,13 @@ def table(result: EngineBenchResult) -> Table:
 def footer(result: EngineBenchResult) -> list[str]:
     """What the figures mean and what they were measured with."""
     ceilings, work, f = result.ceilings, result.work, result.factors
+    small_pages = ceilings.small_pages_bytes_per_s / 1e9
     megabytes = (work.layers.nbytes + work.head.nbytes) / 1e6
     return [
         "decode: while nothing but decoding happens; overall: prompts included. Python: time outside the backend.",
         f"machine: {ceilings.threads} threads, {ceilings.clock_hz / 1e9:.2f} GHz; P {ceilings.macs_per_s / 1e9:.1f} "
         f"GMAC/s ({ceilings.wide_macs_per_s / 1e9:.1f} with the widest vectors), W {ceilings.bytes_per_s / 1e9:.1f} "
-        f"GB/s over {ceilings.stream_bytes / 1e6:.0f} MB (on 4 KiB pages {ceilings.small_pages_bytes_per_s / 1e9:.1f}).",
+        f"GB/s over {ceilings.stream_bytes / 1e6:.0f} MB ({small_pages:.1f} on 4 KiB pages).",
         f"bound: the best kernels known of {result.isa}, {f.bits4:.2f} P for weights of 4 and 5 bits, {f.bits8:.2f} P "
         f"for 6 and 8, {f.floats:.2f} P for floats, {f.prompt_attention:.2f} P for the attention of prompts, with P = "
         f"{ceilings.p(f) / 1e9:.1f}; KV at {FACTOR_KV} W.",

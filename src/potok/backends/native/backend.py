@@ -89,12 +89,12 @@ class NativeBackend:
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
         num = len(inputs.out_rows)
-        width = max(int(rows.logprobs.max(initial=0)), 0)
-        out = Sampled(
+        width = max([0, *rows.logprobs.tolist()])
+        out = Sampled(  # all of it is written by the call
             ids=np.empty(num, np.int32),
-            logprob=np.zeros(num, np.float32),
-            top_ids=np.full((num, width), -1, np.int32),
-            top_logprobs=np.zeros((num, width), np.float32),
+            logprob=np.empty(num, np.float32),
+            top_ids=np.empty((num, width), np.int32),
+            top_logprobs=np.empty((num, width), np.float32),
             hashes=np.empty(num if rows.want_hashes else 0, np.uint64),
         )
         i, r = inputs, rows
