@@ -161,14 +161,16 @@ std::vector<Width> widths() {
     return all;
 }
 
-// Memory on huge pages where the system gives them.
+// Memory on huge pages where the system gives them, or on small ones.
 struct Region {
-    explicit Region(size_t n) : bytes(n), mapped(n + kHuge) {
+    Region(size_t n, bool huge_pages) : bytes(n), mapped(n + kHuge) {
         base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (base == MAP_FAILED) throw std::bad_alloc();
         data = (uint8_t*)(((uintptr_t)base + kHuge - 1) / kHuge * kHuge);
 #if defined(MADV_HUGEPAGE)
-        madvise(data, bytes, MADV_HUGEPAGE);
+        madvise(data, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#else
+        (void)huge_pages;
 #endif
     }
     ~Region() { munmap(base, mapped); }
@@ -198,11 +200,11 @@ double fma_macs_per_second(int threads, const std::string& width) {
     throw std::invalid_argument("width '" + width + "' is not among fma_widths()");
 }
 
-double stream_bytes_per_second(int threads, size_t bytes) {
+double stream_bytes_per_second(int threads, size_t bytes, bool huge_pages) {
     if (threads < 1) throw std::invalid_argument("threads must be at least 1");
     const size_t part = bytes / threads / 4096 * 4096;
     if (part == 0) throw std::invalid_argument("bytes must be at least a page of 4096 for each thread");
-    const Region region(part * threads);
+    const Region region(part * threads, huge_pages);
     void (*read)(const uint8_t*, size_t) = read_words;
 #if defined(__x86_64__)
     if (has("avx2")) read = read_avx2;

@@ -2,6 +2,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 
@@ -54,6 +55,8 @@ void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indp
           Ints logprobs, bool want_hashes, Vector<int32_t> ids, Vector<float> logprob, Matrix<int32_t> top_ids,
           Matrix<float> top_logprobs, Vector<uint64_t> hashes) {
     const size_t sampled = out_rows.shape(0);
+    std::fill_n(top_ids.data(), top_ids.size(), -1);
+    std::fill_n(top_logprobs.data(), top_logprobs.size(), 0.0f);
     std::vector<SampleRow> rows(sampled);
     std::vector<SampleOut> out(sampled);
     for (size_t i = 0; i < sampled; i++) {
@@ -116,11 +119,11 @@ void bind_replay(nb::module_& m) {
     nb::class_<Replay>(m, "Replay", "Weights in packed form, KV memory, and the replay of one plan.")
         .def(
             "__init__",
-            [](Replay* self, const std::string& isa, int threads) {
+            [](Replay* self, const std::string& isa, int threads, bool huge_pages, const std::vector<int>& nodes) {
                 if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-                new (self) Replay(kernels_of(isa), threads);
+                new (self) Replay(kernels_of(isa), threads, Placement{huge_pages, nodes});
             },
-            "isa"_a, "threads"_a)
+            "isa"_a, "threads"_a, "huge_pages"_a = true, "nodes"_a = std::vector<int>())
         .def("add_weight", &add_weight, "source"_a, "act"_a, "k"_a, "rows"_a,
              "Packs rows [n, bytes] of a tensor type of the file; gives the weight's index.")
         .def(

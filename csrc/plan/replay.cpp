@@ -44,7 +44,8 @@ IntRows<T> from(const IntRows<T>& rows, size_t element) {
 
 }  // namespace
 
-Replay::Replay(const Kernels& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+Replay::Replay(const Kernels& kernels, int threads, Placement placement)
+    : kernels_(kernels), arena_(placement), pool_(threads) {}
 
 int Replay::add_weight(Source source, Act act, int n, int k, const uint8_t* rows) {
     const Packed format = packed_form(source);
@@ -102,7 +103,7 @@ void Replay::allocate(int num_blocks, int block_size, KvType kv_type, const floa
     block_stride_ = layer_stride_ * shape_.layers;
     block_size_ = block_size;
     num_blocks_ = num_blocks;
-    kv_arena_.reset(new Arena());
+    kv_arena_.reset(new Arena(arena_.placement()));
     kv_ = kv_arena_->allocate(block_stride_ * num_blocks);
     cos_sin_.assign(cos_sin, cos_sin + (size_t)max_positions * shape_.rope_dim);
 }

@@ -48,7 +48,8 @@ struct StepView {
 
 class Replay {
  public:
-    Replay(const Kernels& kernels, int threads);
+    // placement: of weights and KV.
+    Replay(const Kernels& kernels, int threads, Placement placement = {});
 
     // Packs with all threads; the source may go away afterwards.
     int add_weight(Source source, Act act, int n, int k, const uint8_t* rows);

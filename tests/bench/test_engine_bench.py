@@ -11,8 +11,15 @@ from make_model import make_model
 
 from potok._native import ceiling
 from potok.backends.api import StepInputs
-from potok.bench.bound import Ceilings, Linears, ModelWork, StepWork, step_seconds
-from potok.bench.engine import EngineBenchOptions, StepFigures, load_figures, prompt_rate, run_engine_bench
+from potok.bench.bound import FACTORS, Ceilings, Linears, ModelWork, StepWork, factors_of, step_seconds
+from potok.bench.engine import (
+    EngineBenchOptions,
+    StepFigures,
+    last_eighth,
+    load_figures,
+    prompt_rate,
+    run_engine_bench,
+)
 from potok.bench.engine_report import footer, table
 from potok.bench.work import measure_ceilings, model_work, step_work
 from potok.cli import execute as command_line
@@ -23,7 +30,16 @@ from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
 
 #: Two cores of Zen 3 at 3 GHz.
-ZEN3 = Ceilings(threads=2, macs_per_s=96e9, bytes_per_s=22e9, stream_bytes=1, wide_macs_per_s=96e9, clock_hz=3e9)
+ZEN3 = Ceilings(
+    threads=2,
+    macs_per_s=96e9,
+    bytes_per_s=22e9,
+    small_pages_bytes_per_s=15e9,
+    stream_bytes=1,
+    wide_macs_per_s=96e9,
+    clock_hz=3e9,
+)
+AVX2 = FACTORS["avx2"]
 
 
 def default_model_work() -> ModelWork:
@@ -36,24 +52,35 @@ def test_bound_of_the_default_model_on_two_cores_of_zen_3() -> None:
     work = default_model_work()
     assert work.layers.macs_4bit == 106_168_320 and work.head.macs_8bit == 49152 * 576
     for rows, expected in ((1, 210), (8, 797), (32, 797), (100, 797)):
-        seconds = step_seconds(work, ZEN3, StepWork(rows=rows, sampled=rows, decode_context=256 * rows))
+        seconds = step_seconds(work, ZEN3, AVX2, StepWork(rows=rows, sampled=rows, decode_context=256 * rows))
         assert rows / seconds == pytest.approx(expected, rel=0.01)
 
 
 def test_bound_of_prompts() -> None:
     work = default_model_work()
-    one = step_seconds(work, ZEN3, StepWork(rows=1000, sampled=1, decode_context=0))
+    one = step_seconds(work, ZEN3, AVX2, StepWork(rows=1000, sampled=1, decode_context=0))
     assert 1000 / one == pytest.approx(106.2e6**-1 * 1.77 * 96e9, rel=0.005)  # the layers, and one row of the head
     context = sum(range(1, 1001))
-    attention = step_seconds(work, ZEN3, StepWork(1000, 1, 0, context)) - one
+    attention = step_seconds(work, ZEN3, AVX2, StepWork(1000, 1, 0, context)) - one
     assert attention == pytest.approx(context * 2 * 30 * 9 * 64 / (0.75 * 96e9))
+
+
+def test_each_table_is_held_against_the_vectors_that_it_uses() -> None:
+    machine = Ceilings(1, 100.0, 1e9, 1e9, 1, 250.0, 1e9)
+    assert machine.p(FACTORS["avx2"]) == 100 and machine.p(FACTORS["avx512vnni"]) == 250
+    assert factors_of("scalar") == FACTORS["avx2"]
+    for macs, part in (("macs_4bit", "bits4"), ("macs_8bit", "bits8"), ("macs_float", "floats")):
+        for isa, p in (("avx2", 100), ("avx512vnni", 250), ("amx", 250)):
+            work = ModelWork(Linears(**{macs: 1000}), Linears(), kv_bytes=0, attention_macs=0)
+            seconds = step_seconds(work, machine, factors_of(isa), StepWork(rows=3, sampled=0, decode_context=0))
+            assert seconds == pytest.approx(3 * 1000 / (getattr(FACTORS[isa], part) * p))
 
 
 def test_bound_of_a_step_that_samples_nothing_leaves_the_head_out() -> None:
     work = ModelWork(layers=Linears(nbytes=100), head=Linears(nbytes=1000), kv_bytes=0, attention_macs=0)
-    machine = Ceilings(1, 1e9, 10.0, 1, 1e9, 1e9)
-    assert step_seconds(work, machine, StepWork(rows=1, sampled=0, decode_context=0)) == 10
-    assert step_seconds(work, machine, StepWork(rows=1, sampled=1, decode_context=0)) == 110
+    machine = Ceilings(1, 1e9, 10.0, 10.0, 1, 1e9, 1e9)
+    assert step_seconds(work, machine, AVX2, StepWork(rows=1, sampled=0, decode_context=0)) == 10
+    assert step_seconds(work, machine, AVX2, StepWork(rows=1, sampled=1, decode_context=0)) == 110
 
 
 def test_formats_count_by_their_bits(tmp_path: Path) -> None:
@@ -92,13 +119,21 @@ def test_the_steady_part_of_a_load() -> None:
     assert prompt_rate([step]).tokens_per_s == pytest.approx(8)
 
 
+def test_the_end_of_a_prompt_is_the_last_steps_that_hold_an_eighth_of_it() -> None:
+    def steps(*rows: int) -> list[StepFigures]:
+        return [StepFigures(n, 0, prompt=True, seconds=1.0, native=1.0, bound=1.0) for n in rows]
+
+    for rows, last in (((64,), 1), ((32, 32), 1), ((16, 16, 16, 16, 4), 2), ((8,) * 8, 1), ((8,) * 7 + (7,), 2)):
+        assert last_eighth(steps(*rows)) == steps(*rows)[-last:]
+
+
 def test_ceilings_are_those_of_a_machine() -> None:
     one = measure_ceilings(1, 1 << 24)
     assert 0.3e9 < one.clock_hz < 10e9
     # A core retires at most two multiply-adds of 16 floats a cycle; a busy machine gives us half of one at worst.
     assert one.clock_hz / 2 < one.macs_per_s < 2.5 * 16 * one.clock_hz
     assert one.wide_macs_per_s > 0.5 * one.macs_per_s
-    assert 0.1e9 < one.bytes_per_s < 1000e9
+    assert 0.1e9 < one.bytes_per_s < 1000e9 and 0.1e9 < one.small_pages_bytes_per_s < 1000e9
 
 
 def test_ceilings_refuse_what_cannot_be_measured() -> None:
@@ -130,10 +165,13 @@ def test_every_request_runs_to_its_last_token(tiny: Path) -> None:
     assert (one.requests, one.rows, one.decode.steps, one.overall.steps) == (1, 1, 8, 9)
     assert (five.requests, five.rows, five.decode.steps, five.overall.steps) == (5, 5, 8, 9)
     assert result.prompt.steps == 2  # of 64 and 36 tokens
-    for rate in (one.decode, one.overall, five.decode, five.overall, result.prompt):
+    assert (result.prompt_end.steps, result.prompt_end_tokens) == (1, 36)
+    for rate in (one.decode, one.overall, five.decode, five.overall, result.prompt, result.prompt_end):
         assert rate.of_bound == pytest.approx(rate.tokens_per_s / rate.bound)
         assert 0 < rate.python < 1
     shown = "\n".join([str(table(result).title), *footer(result)])
+    assert [*table(result).columns[0].cells] == ["1", "5", "prompt of 100", "its last 36"]
+    assert f"of {result.isa}" in shown and result.factors == factors_of(result.isa)
     assert "7 tokens in, 9 out" in shown and "the command" in shown and result.machine.cpu in shown
     assert said == ["the machine", "1 request", "5 requests", "prompts", "the machine, again"]
 

@@ -89,3 +89,13 @@ def test_this_machine() -> None:
     machine = read_machine()
     assert machine.cores >= 1
     assert machine.available > 0
+
+
+def test_nodes_are_those_of_our_cores(tmp_path: Path) -> None:
+    """Node 1 has cores that nobody has; node 10 has ours too, and sorts after 2."""
+    core = min(os.sched_getaffinity(0))
+    for node, cpu in ((0, core), (1, 100_000), (10, core), (2, core)):
+        (tmp_path / f"node{node}" / f"cpu{cpu}").mkdir(parents=True)
+    (tmp_path / "has_cpu").touch()
+    assert read_machine(nodes=tmp_path).nodes == (0, 2, 10)
+    assert read_machine(nodes=tmp_path / "nowhere").nodes == ()

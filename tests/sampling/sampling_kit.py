@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import numpy as np
 
@@ -77,11 +76,11 @@ SAMPLERS: dict[str, Sampler] = {"numpy": reference.sample_rows} | {isa: native(i
 
 def difference(a: Sampled, b: Sampled) -> str | None:
     """The first row and field in which two answers differ in any bit, or None."""
-    for field in fields(Sampled):
-        x, y = getattr(a, field.name), getattr(b, field.name)
+    for name in Sampled._fields:
+        x, y = getattr(a, name), getattr(b, name)
         if x.dtype != y.dtype or x.shape != y.shape:
-            return f"{field.name}: {x.dtype}{x.shape} and {y.dtype}{y.shape}"
+            return f"{name}: {x.dtype}{x.shape} and {y.dtype}{y.shape}"
         if x.tobytes() != y.tobytes():
             row = int(np.flatnonzero((x != y).reshape(len(x), -1).any(axis=1))[0])
-            return f"row {row}, {field.name}: {x[row]} and {y[row]}"
+            return f"row {row}, {name}: {x[row]} and {y[row]}"
     return None

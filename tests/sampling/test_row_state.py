@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from potok.protocol import Sampling
-from potok.sampling.state import RowState, build_rows
+from potok.sampling.state import RowBuilder, RowState, build_rows
 
 PROMPT = [5, 3, 5, 9]
 
@@ -109,3 +109,30 @@ def test_rows_stand_in_the_order_given_each_with_its_own_part() -> None:
 def test_a_step_may_sample_nothing() -> None:
     rows = build_rows([], False)
     assert rows.temperature.shape == (0,) and rows.seen_indptr.tolist() == [0] and rows.bias_indptr.tolist() == [0]
+
+
+def test_rows_built_step_by_step_are_those_built_anew() -> None:
+    """Requests come and go, with penalties, biases, min_tokens and without; the steps of each kind repeat."""
+    random = np.random.default_rng(0)
+    plain = [RowState(Sampling(temperature=t, logprobs=i), PROMPT) for i, t in enumerate((0.0, 0.5, 1.0))]
+    special = [
+        RowState(Sampling(presence_penalty=1), PROMPT),
+        RowState(Sampling(stop_ids=(2,), min_tokens=9, logit_bias=((4, 1.0),)), PROMPT),
+        RowState(Sampling(logit_bias=((8, -1.0),)), PROMPT),
+    ]
+    builder = RowBuilder()
+    shared, states = 0, plain[:1]
+    before = build_rows([], False)
+    for step in range(300):
+        if step % 5 == 0:
+            states = random.permutation([*plain, *special])[: random.integers(0, 4)].tolist()
+        positions = [step + i for i in range(len(states))]
+        want_hashes = step % 7 == 0
+        rows = builder.build(states, positions, want_hashes)
+        for ours, anew in zip(rows, build_rows(list(zip(states, positions, strict=True)), want_hashes), strict=True):
+            np.testing.assert_array_equal(ours, anew)
+        shared += rows.temperature is before.temperature
+        before = rows
+        for state in states:
+            state.push(int(random.integers(0, 20)))
+    assert shared > 50

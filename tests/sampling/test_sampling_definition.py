@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -26,7 +25,7 @@ def logits_of(*rows: list[float]) -> np.ndarray:
 def draws(sample: Sampler, x: np.ndarray, sampling: Sampling, count: int) -> np.ndarray:
     """`count` tokens of one row, at as many positions."""
     rows = rows_of(*[sampling] * count)
-    rows = replace(rows, position=np.arange(count, dtype=np.int32))
+    rows = rows._replace(position=np.arange(count, dtype=np.int32))
     return sample(np.broadcast_to(x, (count, len(x))).copy(), rows).ids
 
 

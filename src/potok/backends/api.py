@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ __all__ = ["Backend", "BackendInfo", "SampleRows", "Sampled", "StepInputs"]
 I32 = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """One step in CSR form. T tokens, B segments, S sampled rows.
 
     tokens, positions: [T], segment after segment. q_indptr: [B+1] into tokens.

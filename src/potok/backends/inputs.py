@@ -10,10 +10,15 @@ from potok.backends.api import StepInputs
 from potok.core.batch import Batch
 
 
+NO_COPIES = np.empty((0, 2), np.int32)
+NO_COPIES.flags.writeable = False
+
+
 def pack(batch: Batch, block_size: int) -> StepInputs:
     """The step's arrays, segments in the batch's order. block_size: tokens; tables are cut to what a segment covers.
 
-    Built in array.array, which appends a request's tokens and blocks as one copy of memory each.
+    Built in array.array, which appends a request's tokens and blocks as one copy of memory each; numpy then looks at
+    the same memory.
     """
     tokens, positions, kv_blocks = array("i"), array("i"), array("i")
     q_indptr, kv_indptr, out_rows = array("i", (0,)), array("i", (0,)), array("i")
@@ -32,11 +37,11 @@ def pack(batch: Batch, block_size: int) -> StepInputs:
         if sample:
             out_rows.append(len(tokens) - 1)
     return StepInputs(
-        tokens=np.array(tokens, np.int32),
-        positions=np.array(positions, np.int32),
-        q_indptr=np.array(q_indptr, np.int32),
-        kv_indptr=np.array(kv_indptr, np.int32),
-        kv_blocks=np.array(kv_blocks, np.int32),
-        out_rows=np.array(out_rows, np.int32),
-        copies=np.array(batch.copies, np.int32).reshape(-1, 2),
+        tokens=np.asarray(tokens),
+        positions=np.asarray(positions),
+        q_indptr=np.asarray(q_indptr),
+        kv_indptr=np.asarray(kv_indptr),
+        kv_blocks=np.asarray(kv_blocks),
+        out_rows=np.asarray(out_rows),
+        copies=np.array(batch.copies, np.int32).reshape(-1, 2) if batch.copies else NO_COPIES,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
-from potok.bench.bound import Ceilings, ModelWork, step_seconds
+from potok.bench.bound import Ceilings, Factors, ModelWork, factors_of, step_seconds
 from potok.bench.machine import Machine, disturbances
 from potok.bench.work import best, measure_ceilings, model_work, step_work
 from potok.config import EngineConfig
@@ -146,7 +146,11 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchResult:
-    """Everything that was measured, and with what. prompt: tokens of prompts alone, a second."""
+    """Everything that was measured, and with what.
+
+    factors: of the bound. prompt: tokens of prompts alone, a second. prompt_end: the same of their last
+    prompt_end_tokens only, at the depth where they attend to all before them.
+    """
 
     command: str
     date: str  # ISO 8601, UTC
@@ -157,10 +161,13 @@ class EngineBenchResult:
     threads: int
     max_num_batched_tokens: int
     ceilings: Ceilings
+    factors: Factors
     work: ModelWork
     notes: list[str]
     loads: list[LoadFigures]
     prompt: Rate
+    prompt_end: Rate
+    prompt_end_tokens: int
 
 
 def run_engine_bench(
@@ -189,6 +196,12 @@ def run_engine_bench(
     prompts = [bench.run(1, options.long_prompt_tokens, 1) for _ in range(max(3, options.rounds))]
     say("the machine, again")
     ceilings = best(ceilings, measure_ceilings(engine.info.threads, weight_bytes))
+    factors = factors_of(engine.info.isa)
+
+    def figures(run: list[TimedStep]) -> list[StepFigures]:
+        return step_figures(work, ceilings, factors, run)
+
+    ends = [last_eighth(figures(run)) for run in prompts]
     return EngineBenchResult(
         command=command,
         date=date,
@@ -199,13 +212,16 @@ def run_engine_bench(
         threads=engine.info.threads,
         max_num_batched_tokens=engine.info.max_num_batched_tokens,
         ceilings=ceilings,
+        factors=factors,
         work=work,
         notes=[*notes, *engine.info.notes],
         loads=[
-            max((load_figures(n, step_figures(work, ceilings, run)) for run in rounds), key=_decode_rate)
+            max((load_figures(n, figures(run)) for run in rounds), key=lambda f: f.decode.tokens_per_s)
             for n, rounds in zip(options.requests, runs, strict=True)
         ],
-        prompt=max((prompt_rate(step_figures(work, ceilings, run)) for run in prompts), key=lambda r: r.tokens_per_s),
+        prompt=fastest([prompt_rate(figures(run)) for run in prompts]),
+        prompt_end=fastest([prompt_rate(end) for end in ends]),
+        prompt_end_tokens=sum(step.rows for step in ends[0]),
     )
 
 
@@ -233,12 +249,14 @@ def run_burst(engine: Engine, requests: Sequence[Submit]) -> list[TimedStep]:
     return timed.steps
 
 
-def step_figures(work: ModelWork, ceilings: Ceilings, steps: Sequence[TimedStep]) -> list[StepFigures]:
+def step_figures(
+    work: ModelWork, ceilings: Ceilings, factors: Factors, steps: Sequence[TimedStep]
+) -> list[StepFigures]:
     figures = []
     before = steps[0].started
     for started, ended, inputs in steps:
         step = step_work(inputs)
-        bound = step_seconds(work, ceilings, step)
+        bound = step_seconds(work, ceilings, factors, step)
         prompt = step.prompt_context > 0
         figures.append(StepFigures(step.rows, step.sampled, prompt, ended - before, ended - started, bound))
         before = ended
@@ -261,8 +279,17 @@ def prompt_rate(steps: Sequence[StepFigures]) -> Rate:
     return Rate.of(steps, sum(s.rows for s in steps))
 
 
-def _decode_rate(figures: LoadFigures) -> float:
-    return figures.decode.tokens_per_s
+def last_eighth(steps: Sequence[StepFigures]) -> list[StepFigures]:
+    """The fewest last steps that compute an eighth of all rows."""
+    rows, last = 0, len(steps)
+    while 8 * rows < sum(s.rows for s in steps):
+        last -= 1
+        rows += steps[last].rows
+    return list(steps[last:])
+
+
+def fastest(rates: Sequence[Rate]) -> Rate:
+    return max(rates, key=lambda rate: rate.tokens_per_s)
 
 
 def _check_room(engine: Engine, options: EngineBenchOptions) -> None:

@@ -10,20 +10,26 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.status import Status
+from rich.table import Table
 
+from potok.bench import engine_report, http_report
 from potok.bench.command import bench_serve
 from potok.bench.engine import EngineBenchOptions, run_engine_bench
-from potok.bench.engine_report import footer, table
+from potok.bench.http import HttpBenchOptions, run_http_bench
 from potok.bench.record import keep
 from potok.cli import options
 from potok.errors import ClientError
 
+JsonFile = Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")]
+
 
 def register(app: typer.Typer) -> None:
     bench = typer.Typer(rich_markup_mode=None)
-    bench.callback(help="Measure a server under load, or the engine alone.")(_bench)
+    bench.callback(help="Measure a server under load, the engine alone, or the one against the other.")(_bench)
     bench.command("serve")(bench_serve)
     bench.command("engine", help="Measure the engine without a server, against what the machine could do.")(engine)
+    bench.command("http", help="Measure what HTTP costs: the same requests in process and over a server.")(http)
     app.add_typer(bench, name="bench")
 
 
@@ -45,7 +51,7 @@ def engine(
     block_size: options.BlockSize = 32,
     kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
-    json: Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")] = None,
+    json: JsonFile = None,
 ) -> None:
     try:
         wanted = tuple(int(part) for part in requests.split(",") if part.strip())
@@ -53,8 +59,7 @@ def engine(
         raise ClientError(
             f"--requests must be whole numbers separated by commas, not {requests!r}.", "requests"
         ) from None
-    if json is not None and not json.resolve().parent.is_dir():
-        raise ClientError(f"--json: there is no folder {json.resolve().parent}.", "json")
+    _check_folder(json)
     config = options.engine_config(
         options.model_path(model, model_option),
         max_num_seqs=max_num_seqs or max((*wanted, 1)),
@@ -74,20 +79,74 @@ def engine(
         rounds=rounds,
         seed=seed,
     )
-    progress = Console(stderr=True, highlight=False, markup=False)
     gc.freeze()  # as the engine process does: the collector need not look at code and tables
-    with progress.status("") as status:
-        result = run_engine_bench(config, bench_options, shlex.join(["potok", *sys.argv[1:]]), status.update)
-    out = Console(highlight=False)
-    out.print(table(result))
-    for line in footer(result):
-        out.print(line, markup=False, soft_wrap=True)
-    if json is not None:
-        try:
-            keep(result, json)
-        except OSError as error:
-            raise ClientError(f"--json: cannot write {json}: {error.strerror}.", "json") from None
+    with _status() as status:
+        result = run_engine_bench(config, bench_options, _command(), status.update)
+    _show(engine_report.table(result), engine_report.footer(result))
+    _keep(result, json)
+
+
+def http(
+    *,
+    model: options.ModelArgument = None,
+    model_option: options.ModelOption = None,
+    requests: Annotated[int, typer.Option(help="Streams at once.")] = 100,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of each prompt, in words.")] = 48,
+    output_tokens: Annotated[int, typer.Option(help="Length of each answer.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Turns of either side; the best counts.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    threads: options.Threads = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    json: JsonFile = None,
+) -> None:
+    _check_folder(json)
+    config = options.engine_config(
+        options.model_path(model, model_option),
+        max_num_seqs=max_num_seqs or max(requests, 1),
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory=kv_cache_memory,
+        threads=threads,
+    )
+    bench_options = HttpBenchOptions(
+        requests=requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens, rounds=rounds, seed=seed
+    )
+    gc.freeze()
+    with _status() as status:
+        result = run_http_bench(config, bench_options, _command(), status.update)
+    _show(http_report.table(result), http_report.footer(result))
+    _keep(result, json)
 
 
 def _bench() -> None:
     """Options that stand before the subcommand: none."""
+
+
+def _command() -> str:
+    return shlex.join(["potok", *sys.argv[1:]])
+
+
+def _status() -> Status:
+    return Console(stderr=True, highlight=False, markup=False).status("")
+
+
+def _show(table: Table, footer: list[str]) -> None:
+    out = Console(highlight=False)
+    out.print(table)
+    for line in footer:
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _check_folder(json: Path | None) -> None:
+    if json is not None and not json.resolve().parent.is_dir():
+        raise ClientError(f"--json: there is no folder {json.resolve().parent}.", "json")
+
+
+def _keep(result: object, json: Path | None) -> None:
+    if json is None:
+        return
+    try:
+        keep(result, json)
+    except OSError as error:
+        raise ClientError(f"--json: cannot write {json}: {error.strerror}.", "json") from None

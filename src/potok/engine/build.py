@@ -34,6 +34,7 @@ def build_engine(config: EngineConfig, quiet: Callable[[], None] = lambda: None)
         activation_bits=config.activation_bits,
         block_size=config.block_size,
         kv_dtype=config.kv_cache_dtype,
+        nodes=machine.nodes,
     )
     file.release_memory()
     file.release_memory()

@@ -26,7 +26,7 @@ from potok.protocol import (
     ToEngine,
     TokenLogprobs,
 )
-from potok.sampling.state import RowState, build_rows
+from potok.sampling.state import RowBuilder, RowState
 
 #: An idle engine says that it lives this often, in seconds.
 HEARTBEAT_SECONDS = 0.5
@@ -57,6 +57,7 @@ class EngineLoop:
         self._connection = connection
         self._live: dict[int, Live] = {}
         self._refused: list[Chunk] = []
+        self._rows = RowBuilder()
 
     def run(self) -> None:
         """Serves until a Shutdown arrives. Sends one Step a turn; a turn without work is a heartbeat."""
@@ -92,9 +93,10 @@ class EngineLoop:
             self._refused.append(Chunk(message.id, [], Finish.ERROR, error=reject.message, param=reject.param))
 
     def _step(self, batch: Batch) -> list[Chunk]:
-        sampling = [(self._live[s.id], s.start + len(s.tokens)) for s in batch.segments if s.sample]
-        want_hashes = any(live.sampling.logit_hash for live, _ in sampling)
-        rows = build_rows([(live.row, position) for live, position in sampling], want_hashes)
+        sampling = [s for s in batch.segments if s.sample]
+        live = [self._live[s.id] for s in sampling]
+        want_hashes = any(one.sampling.logit_hash for one in live)
+        rows = self._rows.build([one.row for one in live], [s.start + len(s.tokens) for s in sampling], want_hashes)
         inputs = pack(batch, self._scheduler.limits.block_size)
         started = _now_us()
         sampled = self._backend.step(inputs, rows)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
+NODES = Path("/sys/devices/system/node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +18,14 @@ class Machine:
     """cores: in the affinity mask. cpu_quota: cores' worth of time that the container may use; None: no quota.
 
     memory: bytes that can be allocated without swapping. memory_limit: bytes left to the container; None: no limit.
+    nodes: memory nodes (NUMA) that these cores belong to, ascending; empty where the kernel does not tell.
     """
 
     cores: int
     cpu_quota: float | None
     memory: int
     memory_limit: int | None
+    nodes: tuple[int, ...] = ()
 
     @property
     def available(self) -> int:
@@ -30,13 +33,14 @@ class Machine:
         return self.memory if self.memory_limit is None else min(self.memory, self.memory_limit)
 
 
-def read_machine(proc: Path = PROC, cgroups: Path = CGROUPS) -> Machine:
+def read_machine(proc: Path = PROC, cgroups: Path = CGROUPS, nodes: Path = NODES) -> Machine:
     groups = list(_own_groups(proc, cgroups))
     return Machine(
         cores=_cores(),
         cpu_quota=min((quota for group in groups if (quota := _cpu_quota(group)) is not None), default=None),
         memory=_memory(proc),
         memory_limit=min((left for group in groups if (left := _memory_left(group)) is not None), default=None),
+        nodes=_nodes(nodes),
     )
 
 
@@ -44,6 +48,15 @@ def _cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _nodes(folder: Path) -> tuple[int, ...]:
+    """Each node has a folder, in it a link to each of its cores."""
+    if sys.platform != "linux":
+        return ()
+    cores = [f"cpu{core}" for core in os.sched_getaffinity(0)]
+    found = {int(node.name.removeprefix("node")): node for node in folder.glob("node[0-9]*")}
+    return tuple(number for number, node in sorted(found.items()) if any((node / core).exists() for core in cores))
 
 
 def _memory(proc: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRows:
+class SampleRows(NamedTuple):
     """How each of the S sampled rows is turned into a token (order of operations: potok.sampling).
 
     seed: [S] uint64, choice: [S], position: [S] absolute position that the new token will have.
@@ -45,8 +44,7 @@ class SampleRows:
     want_hashes: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """ids: [S], -1 where the row's logits were not finite (that request fails, its neighbours do not).
 
     logprob: [S], of the chosen id; 0 where no log-probabilities were asked.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,13 +47,15 @@ class NativeBackend:
         activation_bits: int,
         block_size: int,
         kv_dtype: str = "f16",
+        nodes: Sequence[int] = (),
     ) -> None:
+        """nodes: memory nodes (NUMA) over which weights and KV are spread, when there are several. Raises LoadError."""
         _check(config)
         isa = _choose_isa(os.environ.get("POTOK_ISA"))
         self._config = config
         self._block_size = block_size
         self._kv_dtype = kv_dtype
-        self._replay = Replay(isa, threads)
+        self._replay = Replay(isa, threads, _huge_pages(os.environ.get("POTOK_HUGE_PAGES")), list(nodes))
         loader = WeightLoader(self._replay, file, activation_bits)
         plan = FAMILIES[config.architecture](config)
         lowered = lower(plan, loader.activation, loader.weight, loader.vector)
@@ -86,12 +89,12 @@ class NativeBackend:
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
         num = len(inputs.out_rows)
-        width = max(int(rows.logprobs.max(initial=0)), 0)
-        out = Sampled(
+        width = max([0, *rows.logprobs.tolist()])
+        out = Sampled(  # all of it is written by the call
             ids=np.empty(num, np.int32),
-            logprob=np.zeros(num, np.float32),
-            top_ids=np.full((num, width), -1, np.int32),
-            top_logprobs=np.zeros((num, width), np.float32),
+            logprob=np.empty(num, np.float32),
+            top_ids=np.empty((num, width), np.int32),
+            top_logprobs=np.empty((num, width), np.float32),
             hashes=np.empty(num if rows.want_hashes else 0, np.uint64),
         )
         i, r = inputs, rows
@@ -131,6 +134,13 @@ def _choose_isa(wanted: str | None) -> str:
     if wanted not in supported:
         raise LoadError(f"POTOK_ISA is {wanted!r}; this CPU and build support {', '.join(supported)}.")
     return wanted
+
+
+def _huge_pages(wanted: str | None) -> bool:
+    """Weights are streamed faster from them on every machine that was measured: see docs/adr/0010."""
+    if wanted not in (None, "", "0", "1"):
+        raise LoadError(f"POTOK_HUGE_PAGES is {wanted!r}; it must be 1, as without it, or 0.")
+    return wanted != "0"
 
 
 def _check(config: ModelConfig) -> None:

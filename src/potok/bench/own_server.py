@@ -1,0 +1,65 @@
+"""A server of our own for the length of a measurement, and what CPU its two processes use."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from potok.config import EngineConfig
+from potok.errors import ServerError
+
+READY = re.compile(r"^ready on (http://\S+)")
+
+
+class OwnServer:
+    """`potok serve` with these settings on a free port of this machine; a context manager that ends it.
+
+    Entering waits until it is ready. Raises ServerError, with its last words, when it ends before.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        flags = ["--port", "0", "--drain-seconds", "0"]
+        for name in EngineConfig.__dataclass_fields__:
+            value = getattr(config, name)
+            if name != "model" and value:
+                flags += ["--" + name.replace("_", "-"), str(value)]
+        # -P: a file named numpy.py in the current folder must not become ours.
+        command = [sys.executable, "-P", "-c", "from potok.cli import main; main()", "serve", config.model, *flags]
+        self._command = command
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        line = ""
+        for line in self._process.stderr:
+            if (ready := READY.match(line)) is not None:
+                self.url = ready[1]
+                return self
+        self._process.communicate()
+        raise ServerError(f"the server ended with {self._process.returncode} before it was ready: {line.strip()}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.communicate()
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Of the API process, and of the engine process, all their threads, since their start."""
+        pid = self._process.pid
+        [engine] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return cpu_seconds(pid), cpu_seconds(int(engine))
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, as Linux counts it."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
