@@ -26,6 +26,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     stop_ids: tuple[int, ...] = ()  # ids that end the request: the model's end ids (unless ignored) and the caller's
     min_tokens: int = 0  # stop_ids are impossible before this many output tokens
     logprobs: int = -1  # -1: none; k: the chosen token's and the k best
+    prompt_logprobs: int = -1  # as logprobs, for each token of the prompt but the first
     logit_hash: bool = False  # report a 64-bit hash of the row's raw logits (tests of the numerics contract)
 
 
@@ -106,6 +107,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None  # with Finish.ERROR
     param: str | None = None  # with Finish.ERROR: the field to blame when it is the caller's fault, else None
     logit_hashes: list[int] | None = None  # one per token, when asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the next tokens of the prompt, when asked for
     cached_tokens: int = 0  # with `finish`: tokens of the prompt that came from the prefix cache
 
 

@@ -12,6 +12,7 @@ from potok.core.scheduler import Scheduler
 
 VOCAB = 7
 END = 6
+RATED = 0  # the id that comes back for a row that rates; nobody looks at it
 
 
 def extend(prefix: int, token: int) -> int:
@@ -73,6 +74,7 @@ class Executor:
                 assert slot not in written, f"request {segment.id} writes slot {slot}, which this step wrote already"
                 written.add(slot)
                 slots[slot] = (p, prefix, token)
+            sampled += [RATED] * len(segment.rate)
             if segment.sample:
                 sampled.append(model(prefix))
         return sampled

@@ -21,9 +21,9 @@ class Server:
         self.computed = 0
         self._ids = 0
 
-    def submit(self, prompt: list[int], max_new: int = 4, salt: str = "", reusable: int = 10**6) -> Request:
+    def submit(self, prompt: list[int], max_new: int = 4, salt: str = "", rate: bool = False) -> Request:
         new = request(self._ids, prompt, max_new, salt=salt)
-        new.reusable = reusable
+        new.rate_until = len(prompt) if rate else 0
         self.executor.salts[self._ids] = salt
         self._ids += 1
         assert self.scheduler.submit(new) is None
@@ -38,9 +38,9 @@ class Server:
         while self.step():
             pass
 
-    def ask(self, prompt: list[int], max_new: int = 4, salt: str = "", reusable: int = 10**6) -> Request:
+    def ask(self, prompt: list[int], max_new: int = 4, salt: str = "", rate: bool = False) -> Request:
         """Runs one request to its end and checks its answer."""
-        new = self.submit(prompt, max_new, salt, reusable)
+        new = self.submit(prompt, max_new, salt, rate)
         self.run()
         self.check(new)
         return new
@@ -211,7 +211,7 @@ def test_why_nothing_was_found_is_counted() -> None:
     server = Server(num_blocks=32)
     server.ask(text(0, 100))  # differs from nothing at all
     server.ask(text(0, 100))  # found
-    server.ask(text(0, 100), reusable=0)  # skipped
+    server.ask(text(0, 100), rate=True)  # skipped
     server.ask([999, 999])  # too short
     server.ask(text(1, 500), 2)  # everything else is dropped
     server.ask(text(0, 100))  # evicted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from itertools import count
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class Trial:
         self.requests: dict[int, Request] = {}
         self.tokens: dict[int, list[int]] = {}
         self.finish: dict[int, Finish] = {}
+        self.rated: dict[int, list[int]] = defaultdict(list)
         self.cancelled: set[int] = set()
         self.arriving = True
 
@@ -44,7 +46,7 @@ class Trial:
         prompt = rng.choice(self.stems)[: rng.randint(0, 12)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
         salt = rng.choice(["", "", "", "a", "b"])
         new = request(next(self.ids), prompt, rng.randint(1, 30), [END] if rng.random() < 0.5 else [], salt)
-        new.reusable = rng.choice([1000, 1000, 1000, 5, 0])
+        new.rate_until = len(prompt) if rng.random() < 0.1 else 0
         self.executor.salts[new.id] = salt
         if self.scheduler.submit(new) is None:
             self.requests[new.id], self.tokens[new.id] = new, []
@@ -119,11 +121,16 @@ class Trial:
         assert all(r.overtaken <= MAX_OVERTAKEN for r in s.waiting)
 
     def take(self, batch: Batch, deltas: list[Delta], sampled: list[int], failed: set[int]) -> None:
-        rows = [x.id for x in batch.segments if x.sample]
-        assert [d.id for d in deltas] == [i for i in rows if i not in self.cancelled]
+        rows = [x.id for x in batch.segments for _ in range(x.num_rows)]
+        failing = {rows[i] for i in failed}
+        answered = [x.id for x in batch.segments if x.sample or x.id in failing]
+        assert [d.id for d in deltas] == [i for i in answered if i not in self.cancelled]
+        for x in batch.segments:
+            assert all(x.start <= position < x.start + len(x.tokens) for position in x.rate)
+            self.rated[x.id] += [position + 1 for position in x.rate]
         for d in deltas:
             assert rows[d.row] == d.id and d.id not in self.finish
-            if d.row in failed:
+            if d.id in failing:
                 assert d.token is None and d.finish is Finish.ERROR
             else:
                 assert d.token == sampled[d.row]
@@ -138,6 +145,9 @@ class Trial:
             prompt, salt = r.tokens[: r.prompt_len], r.domain.salt
             want = answer(prompt, r.max_new, r.stop_ids, self.limits.max_model_len, salt)
             assert r.phase is Phase.FINISHED
+            due = list(range(1, r.rate_until))
+            whole = r.finish in (Finish.STOP, Finish.LENGTH)
+            assert self.rated[id] == (due if whole else due[: len(self.rated[id])])
             if id in self.cancelled:
                 assert id not in self.finish and r.finish is Finish.CANCELLED and got == want[: len(got)]
             elif self.finish[id] is Finish.ERROR:

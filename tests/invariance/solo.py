@@ -12,7 +12,7 @@ from potok.backends.native.backend import NativeBackend
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine.loop import EngineLoop
 from potok.finish import Finish
-from potok.protocol import Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine
+from potok.protocol import Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine, TokenLogprobs
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
 
@@ -35,12 +35,14 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
 
     def take(self, chunk: Chunk) -> None:
         self.tokens += chunk.tokens
         self.hashes += chunk.logit_hashes or []
         self.logprobs += [p.chosen for p in chunk.logprobs or []]
+        self.prompt_logprobs += chunk.prompt_logprobs or []
         self.finish = chunk.finish
 
 

@@ -22,8 +22,10 @@ def pack(batch: Batch, block_size: int) -> StepInputs:
     """
     tokens, positions, kv_blocks = array("i"), array("i"), array("i")
     q_indptr, kv_indptr, out_rows = array("i", (0,)), array("i", (0,)), array("i")
-    for _, start, ids, blocks, sample in batch.segments:
+    for _, start, ids, blocks, sample, rate in batch.segments:
         end = start + len(ids)
+        if rate:
+            out_rows.extend(range(len(tokens) + rate.start - start, len(tokens) + rate.stop - start))
         tokens.extend(ids)
         if end - start == 1:
             positions.append(start)

@@ -9,12 +9,16 @@ from typing import NamedTuple
 from potok.finish import Finish
 
 
+NO_POSITIONS = range(0)
+
+
 class Segment(NamedTuple):  # a tuple: a frozen dataclass takes three times as long to make, a hundred times a step
     """Consecutive tokens of one request.
 
     start: absolute position of tokens[0]; the KV of [0, start) is already written.
     blocks: block table covering [0, start + len(tokens)).
-    sample: whether the last token's logits are wanted.
+    sample: whether a token is sampled after the last one. rate: absolute positions, ascending and all before the sampled
+    one, whose logits are wanted to rate the token that follows.
     """
 
     id: int
@@ -22,6 +26,12 @@ class Segment(NamedTuple):  # a tuple: a frozen dataclass takes three times as l
     tokens: Sequence[int]
     blocks: Sequence[int]
     sample: bool
+    rate: range = NO_POSITIONS
+
+    @property
+    def num_rows(self) -> int:
+        """Rows whose logits are wanted."""
+        return len(self.rate) + self.sample
 
 
 class Copy(NamedTuple):
@@ -45,7 +55,8 @@ class Batch:
 
     @property
     def num_sampled(self) -> int:
-        return sum([s.sample for s in self.segments])
+        """Rows whose logits are wanted: segment after segment, first those that rate, then the one that samples."""
+        return sum([s.num_rows for s in self.segments])
 
 
 class Delta(NamedTuple):

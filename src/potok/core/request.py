@@ -39,8 +39,8 @@ class Request:
     """tokens: prompt then output. max_new: at most this many output tokens (at least 1).
 
     stop_ids end the request; the sampler makes them impossible before `min_tokens`, so the scheduler need not know it.
-    domain: with whom it may share KV. reusable: at most so many of its tokens come from the prefix cache.
-    Everything below `reusable` belongs to the scheduler.
+    domain: with whom it may share KV. rate_until: tokens [1, rate_until) of the prompt are rated, that is, the caller
+    wants the log-probability of each after those before it. Everything below `rate_until` belongs to the scheduler.
     """
 
     id: int
@@ -49,12 +49,13 @@ class Request:
     max_new: int
     stop_ids: frozenset[int] = frozenset()
     domain: Domain = COMMON
-    reusable: int = sys.maxsize
+    rate_until: int = 0
     phase: Phase = Phase.WAITING
     finish: Finish | None = None
     computed: int = 0  # tokens whose KV is in `blocks`
     blocks: array[int] = field(default_factory=no_blocks)
     node: RadixNode | None = None  # while it runs: the last of `blocks` that the prefix cache holds, or a root
+    rated: int = 1  # the next token to rate
     cached: int = 0  # tokens that it found in the prefix cache when it joined first
     last_len: int = 0  # it ends when it has so many tokens: max_new, or a full context
     order: int = 0  # arrival number: age never changes, whatever happens to the request
@@ -65,6 +66,11 @@ class Request:
     @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """At most so many of its tokens may come from the prefix cache: what is not computed cannot be rated."""
+        return sys.maxsize if self.rated >= self.rate_until else self.rated - 1
 
     def move(self, to: Phase) -> None:
         assert (self.phase, to) in MOVES, f"request {self.id}: {self.phase.name} -> {to.name}"

@@ -39,6 +39,8 @@ from potok.finish import Finish
 __all__ = ["Counters", "Limits", "Reject", "Scheduler"]
 
 BY_AGE = attrgetter("order")
+#: Tokens of a request that one step rates at most: each takes a row of logits in memory.
+MOST_RATED = 128
 LEAST_RECENTLY_SERVED = attrgetter("served", "order")
 
 
@@ -131,6 +133,8 @@ class Scheduler:
             if budget == 0:
                 break
             n = min(request.pending, budget)
+            if request.rated < request.rate_until:
+                n = min(n, MOST_RATED)
             segments.append(self._segment(request, n))
             self._flying.append(request)
             budget -= n
@@ -144,7 +148,7 @@ class Scheduler:
         return self._flight
 
     def commit(self, batch: Batch, sampled_ids: Sequence[int], step_us: int) -> list[Delta]:
-        """What the step gave: `sampled_ids` in the order of the batch's sampling segments; -1 is a row that failed.
+        """What the step gave: `sampled_ids` for each row whose logits were wanted; -1 is a row that failed.
 
         step_us: how long the step took. Requests cancelled meanwhile are not reported.
         """
@@ -153,16 +157,19 @@ class Scheduler:
         deltas, row, ended = [], -1, False
         counters = self.counters
         for segment, request in zip(batch.segments, self._flying, strict=True):
-            if segment.sample:
-                row += 1
+            row += segment.num_rows
             start, end = segment.start, segment.start + len(segment.tokens)
             if start < request.prompt_len:
                 counters.prompt_tokens += min(end, request.prompt_len) - start
             if request.finish is not None:  # cancelled while the step ran
                 continue
             request.computed = end
+            request.rated += len(segment.rate)
             self.cache.publish(request)
-            if segment.sample:
+            if segment.rate and min(sampled_ids[row - len(segment.rate) + 1 - segment.sample : row + 1]) < 0:
+                ended = True
+                deltas.append(self._fail(request, row))
+            elif segment.sample:
                 delta = self._take(request, sampled_ids[row], row)
                 ended |= delta.finish is not None
                 deltas.append(delta)
@@ -234,16 +241,15 @@ class Scheduler:
     def _segment(self, request: Request, n: int) -> Segment:
         start, end = request.computed, request.computed + n
         blocks = request.blocks[: self.limits.blocks_for(end)]
-        return Segment(request.id, start, request.tokens[start:end], blocks, end == len(request.tokens))
+        rate = range(max(start, request.rated - 1), min(end, request.rate_until - 1))
+        return Segment(request.id, start, request.tokens[start:end], blocks, end == len(request.tokens), rate)
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
     def _take(self, request: Request, token: int, row: int) -> Delta:
         """Appends a sampled token, or ends the request whose row failed."""
         if token < 0:
-            del self._live[request.id]
-            self._finish(request, Finish.ERROR)
-            return Delta(request.id, None, Finish.ERROR, row)
+            return self._fail(request, row)
         request.tokens.append(token)
         if token in request.stop_ids:
             finish = Finish.STOP
@@ -254,6 +260,11 @@ class Scheduler:
         del self._live[request.id]
         self._finish(request, finish)
         return Delta(request.id, token, finish, row)
+
+    def _fail(self, request: Request, row: int) -> Delta:
+        del self._live[request.id]
+        self._finish(request, Finish.ERROR)
+        return Delta(request.id, None, Finish.ERROR, row)
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """Ends the request. Its blocks go at the next commit while a step may be writing them, else at once."""

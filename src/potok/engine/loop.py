@@ -28,6 +28,9 @@ from potok.protocol import (
 )
 from potok.sampling.state import RowBuilder, RowState
 
+#: A logit beside which no other counts: the largest float32.
+LARGEST = (2 - 2**-23) * 2.0**127
+
 #: An idle engine says that it lives this often, in seconds.
 HEARTBEAT_SECONDS = 0.5
 
@@ -85,7 +88,8 @@ class EngineLoop:
             stop_ids = frozenset(message.sampling.stop_ids)
             tokens = array("i", message.prompt)
             domain = Domain(namespace=message.namespace, salt=message.salt)
-            request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids, domain)
+            rate_until = len(tokens) if message.sampling.prompt_logprobs >= 0 else 0
+            request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids, domain, rate_until)
             reject = self._scheduler.submit(request)
         if reject is None:
             self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt), request)
@@ -93,15 +97,37 @@ class EngineLoop:
             self._refused.append(Chunk(message.id, [], Finish.ERROR, error=reject.message, param=reject.param))
 
     def _step(self, batch: Batch) -> list[Chunk]:
-        sampling = [s for s in batch.segments if s.sample]
-        live = [self._live[s.id] for s in sampling]
-        want_hashes = any(one.sampling.logit_hash for one in live)
-        rows = self._rows.build([one.row for one in live], [s.start + len(s.tokens) for s in sampling], want_hashes)
+        states: list[RowState] = []
+        positions: list[int] = []
+        want_hashes = False
+        for segment in batch.segments:
+            if segment.num_rows:
+                sampling, row, request = self._live[segment.id]
+                want_hashes |= sampling.logit_hash
+                for position in segment.rate:
+                    states.append(rating(request.tokens[position + 1], sampling.prompt_logprobs))
+                    positions.append(position + 1)
+                if segment.sample:
+                    states.append(row)
+                    positions.append(segment.start + len(segment.tokens))
+        rows = self._rows.build(states, positions, want_hashes)
         inputs = pack(batch, self._scheduler.limits.block_size)
         started = _now_us()
         sampled = self._backend.step(inputs, rows)
         deltas = self._scheduler.commit(batch, sampled.ids.tolist(), _now_us() - started)
-        return [self._chunk(delta, sampled) for delta in deltas]
+        return self._ratings(batch, sampled) + [self._chunk(delta, sampled) for delta in deltas]
+
+    def _ratings(self, batch: Batch, sampled: Sampled) -> list[Chunk]:
+        """Log-probabilities of prompts' tokens, ahead of whatever else the step gave those requests."""
+        chunks, first = [], 0
+        for segment in batch.segments:
+            live = self._live.get(segment.id)
+            if segment.rate and live is not None:
+                count = live.sampling.prompt_logprobs
+                rated = [token_logprobs(sampled, first + i, count) for i in range(len(segment.rate))]
+                chunks.append(Chunk(segment.id, [], prompt_logprobs=rated))
+            first += segment.num_rows
+        return chunks
 
     def _chunk(self, delta: Delta, sampled: Sampled) -> Chunk:
         sampling, row, request = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
@@ -158,9 +184,15 @@ def refusal(request: Submit, vocab_size: int) -> Reject | None:
     ):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             return Reject(f"{field} must hold token ids from 0 to {vocab_size - 1} only.", field)
-    if sampling.logprobs > vocab_size:
-        return Reject(f"logprobs must be at most {vocab_size}, not {sampling.logprobs}.", "logprobs")
+    for field, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count > vocab_size:
+            return Reject(f"{field} must be at most {vocab_size}, not {count}.", field)
     return None
+
+
+def rating(token: int, count: int) -> RowState:
+    """A row that can only choose `token`: what it reports of the raw logits is the token's log-probability."""
+    return RowState(Sampling(logprobs=count, logit_bias=((token, LARGEST),)), ())
 
 
 def token_logprobs(sampled: Sampled, row: int, count: int) -> TokenLogprobs:
