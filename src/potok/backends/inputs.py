@@ -9,7 +9,6 @@ import numpy as np
 from potok.backends.api import StepInputs
 from potok.core.batch import Batch
 
-
 NO_COPIES = np.empty((0, 2), np.int32)
 NO_COPIES.flags.writeable = False
 

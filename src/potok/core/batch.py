@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from potok.finish import Finish
 
-
 NO_POSITIONS = range(0)
 
 
@@ -17,8 +16,8 @@ class Segment(NamedTuple):  # a tuple: a frozen dataclass takes three times as l
 
     start: absolute position of tokens[0]; the KV of [0, start) is already written.
     blocks: block table covering [0, start + len(tokens)).
-    sample: whether a token is sampled after the last one. rate: absolute positions, ascending and all before the sampled
-    one, whose logits are wanted to rate the token that follows.
+    sample: whether a token is sampled after the last one.
+    rate: absolute positions, all before the sampled one, whose logits are wanted to rate the token that follows.
     """
 
     id: int
