@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from kv_oracle import request
 
-from potok.core.admission import LOOKAHEAD, MAX_OVERTAKEN, Limits, next_to_join
+from potok.core.admission import WINDOW, Limits, joining
 from potok.core.blocks import BlockPool
+from potok.core.policy import FCFS, LONGEST_PREFIX
 from potok.core.prefix import PrefixCache
 from potok.core.request import Request
 
@@ -19,11 +20,19 @@ def waiting(length: int, preemptions: int = 0, overtaken: int = 0) -> Request:
     return r
 
 
-def joins(queue: list[Request], num_running: int, free: int, limits: Limits = LIMITS) -> int | None:
-    cache = PrefixCache(BlockPool(free), limits.block_size, enabled=False)
-    join = next_to_join(queue, [waiting(4)] * num_running, cache, limits)
-    assert join is None or join.passed == queue[: join.place]
-    return None if join is None else join.place
+def joins(queue: list[Request], num_running: int, free: int, limits: Limits = LIMITS) -> list[int]:
+    """Places in the queue of those who may join, when each takes its blocks."""
+    for place, r in enumerate(queue):
+        r.id = r.order = place
+    pool = BlockPool(max(1, free))
+    cache = PrefixCache(pool, limits.block_size, enabled=False)
+    running = [waiting(4) for _ in range(num_running)]
+    joined = []
+    for r, match in joining(queue, running, cache, limits, FCFS):
+        cache.take(r, match)
+        running.append(r)
+        joined.append(r.id)
+    return joined
 
 
 @pytest.mark.parametrize(
@@ -41,31 +50,48 @@ def test_blocks_for_all_tokens_and_the_headroom(
     length: int, preemptions: int, num_running: int, least_free: int
 ) -> None:
     queue = [waiting(length, preemptions)]
-    assert joins(queue, num_running, least_free, LIMITS) == 0
-    assert joins(queue, num_running, least_free - 1, LIMITS) is None
+    assert joins(queue, num_running, least_free) == [0]
+    assert joins(queue, num_running, least_free - 1) == []
 
 
-def test_the_oldest_that_fits_is_next_unless_somebody_was_passed_too_often() -> None:
+def test_the_oldest_that_fit_are_next_unless_somebody_was_passed_too_often() -> None:
     small, big = 4, 400
-    assert joins([waiting(big), waiting(big), waiting(small), waiting(small)], 1, 10, LIMITS) == 2
-    passed = waiting(big, overtaken=MAX_OVERTAKEN - 1)
-    assert joins([passed, waiting(small)], 1, 10, LIMITS) == 1
-    passed.overtaken += 1
-    assert joins([passed, waiting(small)], 1, 10, LIMITS) is None
-    assert joins([waiting(small), passed], 1, 10, LIMITS) == 0
-    assert joins([], 1, 10, LIMITS) is None
+    queue = [waiting(big), waiting(small), waiting(big), waiting(small)]
+    assert joins(queue, 1, 10) == [1, 3]
+    assert [r.overtaken for r in queue] == [2, 0, 1, 0]
+    passed = waiting(big, overtaken=FCFS.patience - 1)
+    assert joins([passed, waiting(small)], 1, 10) == [1]
+    assert passed.overtaken == FCFS.patience
+    assert joins([passed, waiting(small)], 1, 10) == []
+    assert joins([waiting(small), passed, waiting(small)], 1, 10) == [0]
+    assert joins([], 1, 10) == []
 
 
-def test_the_queue_is_not_searched_beyond_the_lookahead() -> None:
-    queue = [waiting(400)] * (LOOKAHEAD - 1) + [waiting(4)]
-    assert joins(queue, 1, 10, LIMITS) == LOOKAHEAD - 1
-    assert joins([waiting(400), *queue], 1, 10, LIMITS) is None
+def test_the_queue_is_not_searched_beyond_the_window() -> None:
+    assert joins([*(waiting(400) for _ in range(WINDOW - 1)), waiting(4)], 1, 10) == [WINDOW - 1]
+    assert joins([*(waiting(400) for _ in range(WINDOW)), waiting(4)], 1, 10) == []
+
+
+def test_who_needs_least_computing_is_next_but_not_for_ever() -> None:
+    cache = PrefixCache(BlockPool(100), 4)
+    known = request(99, list(range(40)), 5)
+    cache.take(known, cache.match(known))
+    known.computed = 40
+    cache.publish(known)
+    queue = [request(0, [7] * 30, 5), request(1, list(range(20)), 5), request(2, [*range(35), 9], 5)]
+    for r in queue:
+        r.order = r.id
+    order = [r.id for r, _ in joining(queue, [known], cache, LIMITS, LONGEST_PREFIX)]
+    assert order == [2, 1, 0]
+    assert [r.overtaken for r in queue] == [2, 1, 0]
+    queue[0].overtaken = LONGEST_PREFIX.patience
+    assert [r.id for r, _ in joining(queue, [known], cache, LIMITS, LONGEST_PREFIX)] == [0, 2, 1]
 
 
 def test_without_eviction_only_those_join_who_can_run_to_their_ends() -> None:
     limits = Limits(8, 64, 1000, 4, no_evict=True)
     # 17 tokens and 5 to come: 6 blocks, the last token's KV is never needed. Each running one, of 4, wants 1 more.
-    assert joins([waiting(17)], 0, 6, limits) == 0
-    assert joins([waiting(17)], 0, 5, limits) is None
-    assert joins([waiting(17)], 3, 9, limits) == 0
-    assert joins([waiting(17, preemptions=5)], 3, 8, limits) is None
+    assert joins([waiting(17)], 0, 6, limits) == [0]
+    assert joins([waiting(17)], 0, 5, limits) == []
+    assert joins([waiting(17)], 3, 9, limits) == [0]
+    assert joins([waiting(17, preemptions=5)], 3, 8, limits) == []

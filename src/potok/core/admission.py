@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import NamedTuple
 
+from potok.core.policy import Policy
 from potok.core.prefix import Match, PrefixCache
 from potok.core.request import Request
 
-#: A waiting request is passed by at most this many younger ones; then all behind it wait with it.
-MAX_OVERTAKEN = 16
-#: How many waiting requests a step looks at, so that its cost does not grow with the queue.
-LOOKAHEAD = 16
+#: How many waiting requests a step looks at, oldest first, so that its cost does not grow with the queue.
+WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +79,12 @@ def refusal(request: Request, limits: Limits, num_blocks: int) -> Reject | None:
     return None
 
 
-class Join(NamedTuple):
-    """place: index in the queue. passed: older requests that do not fit."""
+def joining(
+    waiting: Sequence[Request], running: Sequence[Request], cache: PrefixCache, limits: Limits, policy: Policy
+) -> Iterator[tuple[Request, Match]]:
+    """The waiting requests that may join now, one after the other, each with what it need not compute.
 
-    place: int
-    match: Match
-    passed: list[Request]
-
-
-def next_to_join(
-    waiting: Sequence[Request], running: Sequence[Request], cache: PrefixCache, limits: Limits
-) -> Join | None:
-    """Which waiting request joins next, or None when nobody may. waiting: oldest first.
+    waiting: oldest first. The caller lets a request join before it asks for the next, or stops asking.
 
     A request joins when blocks for all the tokens it has are available beside a headroom, so that no prompt is begun
     that cannot be finished, and those who run can go on for a while before anybody is preempted. The headroom is one
@@ -101,24 +92,34 @@ def next_to_join(
     tight pool would only be preempted again. With no_evict it is all that those who run, and the request itself, may
     still need. Nobody running means no headroom, so that whatever was not refused can run.
 
-    A request whose prefix is being computed by another waits for it, and is not in anybody's way. Younger requests may
-    pass one that does not fit, each time counted; see MAX_OVERTAKEN.
+    A request whose prefix is being computed by another waits for it, and is not in anybody's way. Otherwise each time
+    that a younger request passes is counted. One that was passed policy.patience times is next: nobody passes it more.
     """
-    available = cache.pool.available
-    passed: list[Request] = []
-    for i, request in enumerate(islice(waiting, LOOKAHEAD)):
+    window = policy.order(waiting[:WINDOW], cache)
+    left: dict[int, Request] = {r.id: r for r in window}
+    for request in window:
         match = cache.match(request)
         if match.wait:
+            del left[request.id]
             continue
-        if limits.no_evict:
-            headroom = sum([limits.still_needed(r) for r in running]) + limits.still_needed(request)
-        else:
-            headroom = len(running) * (1 + request.preemptions)
-        if match.cost + headroom > available:
-            match = cache.without_copy(match)
-        if match.cost + headroom <= available:
-            return Join(i, match, passed)
-        if request.overtaken >= MAX_OVERTAKEN:
-            return None
-        passed.append(request)
-    return None
+        older = [r for r in left.values() if r.order < request.order]
+        if any(r.overtaken >= policy.patience for r in older):
+            return
+        fitting = fit(match, request, running, cache, limits)
+        if fitting is not None:
+            del left[request.id]
+            for other in older:
+                other.overtaken += 1
+            yield request, fitting
+
+
+def fit(match: Match, request: Request, running: Sequence[Request], cache: PrefixCache, limits: Limits) -> Match | None:
+    """The match, without its copy if need be, or None where blocks do not suffice. See `joining`."""
+    if limits.no_evict:
+        headroom = sum([limits.still_needed(r) for r in running]) + limits.still_needed(request)
+    else:
+        headroom = len(running) * (1 + request.preemptions)
+    room = cache.pool.available - headroom
+    if match.cost > room:
+        match = cache.without_copy(match)
+    return match if match.cost <= room else None

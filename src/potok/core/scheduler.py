@@ -28,10 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from potok.core.admission import Limits, Reject, next_to_join, refusal
+from potok.core.admission import Limits, Reject, joining, refusal
 from potok.core.batch import Batch, Copy, Delta, Segment
 from potok.core.blocks import BlockPool
 from potok.core.invariants import check
+from potok.core.policy import FCFS, Policy
 from potok.core.prefix import PrefixCache
 from potok.core.request import Phase, Request
 from potok.finish import Finish
@@ -58,12 +59,21 @@ class Counters:
 class Scheduler:
     """One step is in flight at a time: schedule() -> the backend -> commit(). cancel() and submit() are legal always.
 
-    prefix_caching: requests with the same first tokens share the blocks of these.
+    prefix_caching: requests with the same first tokens share the blocks of these. policy: of joining.
     checked: verify all invariants after each commit (slow: for tests and for hunting a bug).
     """
 
-    def __init__(self, limits: Limits, num_blocks: int, *, prefix_caching: bool = True, checked: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        num_blocks: int,
+        *,
+        prefix_caching: bool = True,
+        policy: Policy = FCFS,
+        checked: bool = False,
+    ) -> None:
         self.limits = limits
+        self.policy = policy
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, limits.block_size, enabled=prefix_caching)
         self.waiting: list[Request] = []  # oldest first
@@ -219,20 +229,19 @@ class Scheduler:
         """Moves waiting requests into `running` and `prompts`, no more than can get a token in this step."""
         backlog = sum(r.pending for r in prompts)
         room = max(self.limits.max_num_batched_tokens - num_decoding, self._prompt_share())
-        while backlog < room and len(self.running) < self.limits.max_num_seqs:
-            join = next_to_join(self.waiting, self.running, self.cache, self.limits)
-            if join is None:
-                return
-            for passed in join.passed:
-                passed.overtaken += 1
-            request = self.waiting.pop(join.place)
-            source = self.cache.take(request, join.match)
+        if backlog >= room or len(self.running) >= self.limits.max_num_seqs:
+            return
+        for request, match in joining(self.waiting, self.running, self.cache, self.limits, self.policy):
+            source = self.cache.take(request, match)
             if source >= 0:
-                self._copies.append(Copy(source, request.blocks[len(join.match.blocks)]))
+                self._copies.append(Copy(source, request.blocks[len(match.blocks)]))
+            self.waiting.remove(request)
             request.move(Phase.RUNNING)
             insort(self.running, request, key=BY_AGE)
             insort(prompts, request, key=BY_AGE)
             backlog += request.pending
+            if backlog >= room or len(self.running) >= self.limits.max_num_seqs:
+                return
 
     def _prompt_share(self) -> int:
         """Tokens of a step that decoding requests leave to prompts."""
