@@ -117,7 +117,8 @@ class Trial:
         assert not put_off or all(before[r.id][1] <= min(put_off) for r in decoded), "not the longest unserved first"
         if budget > half:
             longest = -(-limits.max_num_seqs // (budget - half))
-            assert all(batch.step - before[r.id][1] <= longest for r in decoding), "a decoding request starves"
+            begun = [before[r.id][1] for r in decoding if before[r.id][1]]
+            assert all(batch.step - served <= longest for served in begun), "a decoding request starves"
         left = budget - len(decoded)
         for r in prompts:
             n = min(r.pending, left)

@@ -21,7 +21,7 @@ def oldest_first(waiting: Sequence[Request], cache: PrefixCache) -> Sequence[Req
 
 
 def longest_prefix_first(waiting: Sequence[Request], cache: PrefixCache) -> Sequence[Request]:
-    """Those who need to compute least of what they ask, while it is still cached. First those who were passed too often, by age."""
+    """Those with most of their tokens in the cache, while they are there; before them who was passed too often."""
 
     def rank(request: Request) -> tuple[bool, int]:
         if request.overtaken >= LONGEST_PREFIX.patience:
