@@ -34,13 +34,18 @@ printf '\n%s, load %s, huge pages %s\n' "$(nproc) cores" "$(cut -d' ' -f1 /proc/
     "$(cat /sys/kernel/mm/transparent_hugepage/enabled 2>/dev/null)"
 
 part 900 "build, outside the ten minutes" make .venv/dev
-$python -c 'from potok._native import supported_isas; print("kernel tables:", *supported_isas())' || exit 1
+tables=$($python -c 'from potok._native import supported_isas; print(*supported_isas())') || exit 1
+printf 'tables of kernels, best first: %s\n' "$tables"
 
 part 240 "every table gives the scalar table's bits" $python -m pytest -q tests/kernels
 part 180 "single kernels" $python benchmarks/kernels.py --rounds 3 --save
-for model in "" build/models/qwen2.5-0.5b.gguf build/models/llama-3.2-1b.gguf; do
-    [ -z "$model" ] || part 120 "make $model" make "$model"
-    part 120 "engine, ${model:-default model}" .venv/bin/potok bench engine $model \
+for table in $tables; do
+    [ "$table" = scalar ] || part 90 "engine, default model, $table" env POTOK_ISA="$table" .venv/bin/potok bench engine \
+        --requests 1,8,32,100 --output-tokens 32 --json $results/engine.jsonl
+done
+for shape in qwen2.5-0.5b llama-3.2-1b; do
+    part 120 "make the shape $shape" make "build/models/$shape.gguf"
+    part 180 "engine, $shape" .venv/bin/potok bench engine "build/models/$shape.gguf" \
         --requests 1,8,32,100 --output-tokens 32 --json $results/engine.jsonl
 done
 part 120 "engine, 8,000 tokens deep" .venv/bin/potok bench engine \

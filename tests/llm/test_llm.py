@@ -110,7 +110,8 @@ def test_stop_strings_end_the_request_in_the_engine(text: TextModel) -> None:
         assert (output.text, output.finish_reason, output.stop_reason) == ("AB", "stop", "CDE")
         assert output.token_ids == ids
         assert idle(llm)
-        assert llm._engine.stats.generation_tokens < 50  # the context would be 511
+        # The context would be 511. The engine goes on until the interpreter switches threads, 5 ms or some 50 steps.
+        assert llm._engine.stats.generation_tokens < 256
 
 
 def test_nothing_to_generate(llm: LLM) -> None:

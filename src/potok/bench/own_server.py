@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Self
 from potok.config import EngineConfig
 from potok.errors import ServerError
 
+#: `potok`, but for its end: when this process is gone, and with it the other end of stdin, it ends too.
+COMMAND = "from potok.cli import main; from potok.engine.process import die_with; die_with(0); main()"
 READY = re.compile(r"^ready on (http://\S+)")
 
 
@@ -30,12 +31,11 @@ class OwnServer:
             if name != "model" and value:
                 flags += ["--" + name.replace("_", "-"), str(value)]
         # -P: a file named numpy.py in the current folder must not become ours.
-        command = [sys.executable, "-P", "-c", "from potok.cli import main; main()", "serve", config.model, *flags]
-        self._command = command
+        self._command = [sys.executable, "-P", "-c", COMMAND, "serve", config.model, *flags]
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         line = ""
         for line in self._process.stderr:
@@ -48,8 +48,7 @@ class OwnServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.communicate()
+        self._process.communicate()  # closes its stdin
 
     def cpu_seconds(self) -> tuple[float, float]:
         """Of the API process, and of the engine process, all their threads, since their start."""
