@@ -113,6 +113,15 @@ nb::object unpack(const Replay& self, int weight, Matrix<float> out) {
     return nb::cast(out);
 }
 
+nb::object logits(const Replay& self, Matrix<float> out) {
+    const int rows = (int)out.shape(0), vocab = self.vocab();
+    if (rows > self.reserved_sampled() || (int)out.shape(1) != vocab) {
+        throw std::invalid_argument("out is not [sampled rows, vocab]");
+    }
+    for (int r = 0; r < rows; r++) std::copy_n(self.logits(r), vocab, out.data() + (size_t)r * vocab);
+    return nb::cast(out);
+}
+
 }  // namespace
 
 void bind_replay(nb::module_& m) {
@@ -136,6 +145,7 @@ void bind_replay(nb::module_& m) {
             },
             "num_blocks"_a, "block_size"_a, "kv_type"_a, "cos_sin"_a)
         .def("step", &step)
+        .def("logits", &logits, "out"_a, "The first sampled rows of the last step [rows, vocab].")
         .def("unpack", &unpack, "weight"_a, "out"_a, "A packed weight as float32 [n, k].")
         .def(
             "poison", [](Replay& self, Ints blocks) { self.poison(blocks.data(), (int)blocks.shape(0)); }, "blocks"_a,

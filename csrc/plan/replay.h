@@ -59,11 +59,15 @@ class Replay {
     void allocate(int num_blocks, int block_size, KvType kv_type, const float* cos_sin, int max_positions);
 
     void step(const StepView& step);
+    // [vocab]: of a sampled row of the last step; raw where the row has no penalties and no biases.
+    const float* logits(int row) const { return rows_[logits_].acts.f32 + (size_t)row * rows_[logits_].ld; }
 
     int threads() const { return pool_.size(); }
     const char* isa() const { return kernels_.isa; }
     size_t packed_bytes() const { return packed_bytes_; }
     const PackedWeight& weight(int i) const { return weights_[i]; }
+    int vocab() const { return shape_.vocab; }
+    int reserved_sampled() const { return reserved_sampled_; }
     const Kernels& kernels() const { return kernels_; }
     // Writes NaN over the KV of these blocks (tests: nothing may ever read a slot that it did not write).
     void poison(const int32_t* blocks, int n);

@@ -11,14 +11,17 @@ from potok.engine import resolve
 from potok.engine.assemble import AllocatingBackend, assemble, measure
 from potok.engine.machine import read_machine
 from potok.engine.serve import Engine
+from potok.model.precision import ActivationRule, activation_of
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
 
 
-def build_engine(config: EngineConfig, quiet: Callable[[], None] = lambda: None) -> Engine:
+def build_engine(
+    config: EngineConfig, quiet: Callable[[], None] = lambda: None, rule: ActivationRule = activation_of
+) -> Engine:
     """Loads the weights, takes the KV memory and runs the first steps. Raises LoadError.
 
-    quiet: called before the first steps are timed; returns when nothing else wants the cores.
+    quiet: called before the first steps are timed; returns when nothing else wants the cores. rule: see NativeBackend.
     """
     started = time.monotonic()
     file = GGUFFile.open(config.model)
@@ -35,8 +38,8 @@ def build_engine(config: EngineConfig, quiet: Callable[[], None] = lambda: None)
         block_size=config.block_size,
         kv_dtype=config.kv_cache_dtype,
         nodes=machine.nodes,
+        rule=rule,
     )
-    file.release_memory()
     file.release_memory()
     loaded = f"weights loaded in {time.monotonic() - started:.2f} s"
 

@@ -6,6 +6,7 @@ mean KL, giving q, k and v and the 8-bit head 16 bits brings it to 1.9e-3 for 16
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 from potok.model.config import ModelConfig
@@ -23,6 +24,10 @@ INTEGER_FORMATS = {
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5),
     **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 8),
 }
+
+
+#: Of a tensor, by its name, the name of its format, and activation_bits. F32 has an integer format expanded to floats.
+ActivationRule = Callable[[str, str, int], Activation]
 
 
 def activation_of(tensor: str, format_name: str, activation_bits: int) -> Activation:

@@ -16,7 +16,8 @@ from potok.errors import LoadError
 from potok.model.config import ModelConfig
 from potok.model.families import FAMILIES
 from potok.model.plan import RopeKind
-from potok.model.precision import Activation, kv_bytes_per_token
+from potok.model.precision import Activation, ActivationRule, activation_of, kv_bytes_per_token
+from potok.sampling.rows import F32
 from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile
 
@@ -48,15 +49,18 @@ class NativeBackend:
         block_size: int,
         kv_dtype: str = "f16",
         nodes: Sequence[int] = (),
+        rule: ActivationRule = activation_of,
     ) -> None:
-        """nodes: memory nodes (NUMA) over which weights and KV are spread, when there are several. Raises LoadError."""
+        """nodes: memory nodes (NUMA) over which weights and KV are spread, when there are several. rule: in which
+        precision each linear takes its activations, where it is not what is served. Raises LoadError.
+        """
         _check(config)
         isa = _choose_isa(os.environ.get("POTOK_ISA"))
         self._config = config
         self._block_size = block_size
         self._kv_dtype = kv_dtype
         self._replay = Replay(isa, threads, _huge_pages(os.environ.get("POTOK_HUGE_PAGES")), list(nodes))
-        loader = WeightLoader(self._replay, file, activation_bits)
+        loader = WeightLoader(self._replay, file, activation_bits, rule)
         plan = FAMILIES[config.architecture](config)
         lowered = lower(plan, loader.activation, loader.weight, loader.vector)
         places = [
@@ -106,6 +110,10 @@ class NativeBackend:
             *(out.ids, out.logprob, out.top_ids, out.top_logprobs, out.hashes),
         )
         return out
+
+    def logits(self, rows: int) -> F32:
+        """[rows, vocab]: of the first sampled rows of the last step, raw where they have no penalties or biases."""
+        return self._replay.logits(np.empty((rows, self._config.vocab_size), np.float32))
 
     def poison(self, blocks: I32) -> None:
         """Writes NaN over the KV of these blocks; a test's way to show that freed slots are never read."""

@@ -1,4 +1,4 @@
-"""Tensors of a file into the native executor: packed where a kernel exists, else expanded to float32."""
+"""Tensors of a file into the native executor: packed where a kernel takes them so, else expanded to float32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from potok._native import Replay
-from potok.model.precision import Activation, activation_of
+from potok.model.precision import INTEGER_FORMATS, Activation, ActivationRule
 from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile, Tensor
 
@@ -32,18 +32,19 @@ _F32_ID = 0
 
 
 class WeightLoader:
-    """Adds each tensor once; remembers what had to be expanded."""
+    """Adds each tensor once; remembers what had to be expanded for want of a kernel."""
 
-    def __init__(self, replay: Replay, file: GGUFFile, activation_bits: int) -> None:
+    def __init__(self, replay: Replay, file: GGUFFile, activation_bits: int, rule: ActivationRule) -> None:
         self._replay = replay
         self._file = file
         self._activation_bits = activation_bits
+        self._rule = rule
         self._index: dict[str, int] = {}
         self._expanded: Counter[str] = Counter()
         self._bytes = [0, 0]  # of the expanded tensors: in the file, in memory
 
     def activation(self, name: str) -> Activation:
-        return activation_of(name, self._file.tensors[name].type.name, self._activation_bits)
+        return self._rule(name, self._file.tensors[name].type.name, self._activation_bits)
 
     def weight(self, name: str) -> int:
         """A matrix [n, k] -> its native index."""
@@ -66,12 +67,14 @@ class WeightLoader:
 
     def _pack(self, name: str, tensor: Tensor) -> int:
         _, k = tensor.shape
-        if tensor.type.name in PACKED:
-            return self._replay.add_weight(tensor.type.id, int(self.activation(name)), k, tensor.data)
+        format, activation = tensor.type.name, self.activation(name)
+        if format in PACKED and not (format in INTEGER_FORMATS and activation is Activation.F32):
+            return self._replay.add_weight(tensor.type.id, int(activation), k, tensor.data)
         values = dequantize(tensor.type, tensor.data)
-        self._expanded[tensor.type.name] += 1
-        self._bytes[0] += tensor.data.nbytes
-        self._bytes[1] += values.nbytes
+        if format not in PACKED:
+            self._expanded[format] += 1
+            self._bytes[0] += tensor.data.nbytes
+            self._bytes[1] += values.nbytes
         return self._replay.add_weight(_F32_ID, int(Activation.F32), k, values.view(np.uint8))
 
     def notes(self) -> tuple[str, ...]:
