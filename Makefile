@@ -1,7 +1,7 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
 # make test    set up, and run all tests
 # make test-isa    test the AVX-512 kernels on a CPU that has none: emulated in AVX2
-# make bench-engine, bench-kernels, bench-peers    measure; benchmarks/README.md says what
+# make bench-engine, bench-kernels, bench-fidelity, bench-peers    measure; benchmarks/README.md says what
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ MODELS := build/models
 PEERS := build/peers
 ISA := build/isa
 
-.PHONY: setup serve test test-isa check format wheel goldens bench-engine bench-kernels bench-peers clean
+.PHONY: setup serve test test-isa check format wheel goldens bench-engine bench-kernels bench-fidelity bench-peers clean
 
 setup: $(VENV)/installed
 
@@ -79,6 +79,9 @@ bench-engine: setup $(MODELS)/qwen2.5-0.5b.gguf $(MODELS)/llama-3.2-1b.gguf
 
 bench-kernels: setup
 	$(BIN)/python benchmarks/kernels.py $(ARGS)
+
+bench-fidelity: setup
+	$(BIN)/python benchmarks/fidelity.py $(ARGS)
 
 # The peers need hundreds of megabytes and versions of their own, so they live in an environment of their own.
 $(PEERS)/installed: benchmarks/peers/requirements.txt
