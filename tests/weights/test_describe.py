@@ -64,6 +64,25 @@ def test_rows_name_what_a_reader_wants_to_know(tmp_path: Path) -> None:
     assert rows["memory: KV"] == "512 B a token"
 
 
+def test_activations_are_those_of_the_file(tmp_path: Path) -> None:
+    def into(shape: str, format: str) -> list[str]:
+        rows = describe(GGUFFile.open(make_model(tmp_path / "tiny.gguf", shape, format)), KERNELS).rows()
+        return [value for _, value in rows if "-bit into" in value or "float32 into" in value or "mean KL" in value]
+
+    ends = "attention output ({0}), feed-forward gate up ({0}), feed-forward down ({0})"
+    eight, sixteen, fidelity = into("tiny-llama-256", "Q4_K_M")
+    assert eight == "8-bit into " + ends.format("Q4_K")
+    assert sixteen == "16-bit into output (Q6_K), attention q k v (Q4_K Q6_K), feed-forward down (Q6_K)"
+    assert "on the default model" in fidelity
+    eight, sixteen, _ = into("tiny-llama", "Q4_1")  # whose embedding is in no linear
+    assert eight == "8-bit into " + ends.format("Q4_1") + ", output (Q4_1)"
+    assert sixteen == "16-bit into attention q k v (Q4_1)"
+    [sixteen] = into("tiny-qwen2", "Q8_0")
+    assert sixteen == "16-bit into output (Q8_0), attention q k v (Q8_0), " + ends.format("Q8_0")
+    [floats] = into("tiny-qwen2", "F16")
+    assert floats.startswith("float32 into output (F16)")
+
+
 def test_a_file_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
     file = GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-llama"))
     file.metadata["llama.expert_count"] = np.int64(4)

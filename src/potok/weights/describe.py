@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potok.model.config import ModelConfig
-from potok.model.precision import kv_bytes_per_token
+from potok.model.precision import Activation, activation_of, kv_bytes_per_token
 from potok.weights.gguf import GGUFFile, Tensor
 from potok.weights.model_config import read_config
 
@@ -21,12 +21,18 @@ _GROUPS = (
     ("output", ("output.weight",)),
     ("norms and factors", ("",)),
 )
+_ACTIVATIONS = {Activation.A8: "8-bit", Activation.A16: "16-bit", Activation.F32: "float32"}
 PANEL_ROWS = 16  # packed weights are padded to whole panels of output columns
+#: Measured over English prose: docs/numerics.md.
+FIDELITY = "mean KL from the float model: 1.5e-3 nats on the default model; --activation-bits 16: 4.4e-7"
 
 
 @dataclass(frozen=True, slots=True)
 class FormatUse:
-    """How many tensors of one group are stored in one format. nbytes: in the file. memory: once packed."""
+    """How many tensors of one group are stored in one format. nbytes: in the file. memory: once packed.
+
+    activation: what goes into their linears by default; None where they are in no linear.
+    """
 
     group: str
     format: str
@@ -34,6 +40,7 @@ class FormatUse:
     elements: int
     nbytes: int
     memory: int
+    activation: Activation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +79,26 @@ class ModelFacts:
             ("chat template", "yes" if self.has_template else "none: chat needs one, completions do not"),
         ]
         rows += [(use.group, f"{use.format} x {use.tensors}, {_size(use.nbytes)}") for use in self.formats]
-        rows.append(("activations", "8-bit; 16-bit for q, k, v and 8-bit weights; float32 for float weights"))
-        rows.append(("", "mean KL from float64 1.0e-3 nats on the default model; --activation-bits 16: 4.4e-7"))
+        rows += zip(("activations", "", ""), self._activations(), strict=False)
+        if any(use.activation is Activation.A8 for use in self.formats):
+            rows.append(("", FIDELITY))
         rows.append(("memory: weights", _size(self.weights_memory) + self._expanded_note()))
         rows.append(("memory: KV", f"{_size(self.kv_bytes_per_token)} a token"))
         rows.append(("", f"{_size(self.kv_bytes_full_context)} for one request of the whole context"))
         return rows
+
+    def _activations(self) -> list[str]:
+        """A sentence for each precision, with the groups of linears that take it."""
+        sentences = []
+        for activation, bits in _ACTIVATIONS.items():
+            groups: dict[str, list[str]] = {}
+            for use in self.formats:
+                if use.activation is activation:
+                    groups.setdefault(use.group.replace("embedding", "output"), []).append(use.format)
+            if groups:
+                names = [f"{group} ({' '.join(formats)})" for group, formats in groups.items()]
+                sentences.append(f"{bits} into {', '.join(names)}")
+        return sentences
 
     def _expanded_note(self) -> str:
         if not self.expanded:
@@ -92,7 +113,7 @@ def describe(file: GGUFFile, packed_bits: Mapping[str, float]) -> ModelFacts:
     """
     config = read_config(file)
     metadata = file.metadata
-    uses = _format_uses(file, packed_bits)
+    uses = _format_uses(file, packed_bits, config.tied_embeddings)
     kind, pre = metadata.get("tokenizer.ggml.model", "none"), metadata.get("tokenizer.ggml.pre", "default")
     return ModelFacts(
         name=str(metadata.get("general.name", file.path.stem)),
@@ -125,7 +146,12 @@ def _memory(tensor: Tensor, packed_bits: Mapping[str, float]) -> int:
     return int(rows * tensor.shape[1] * packed_bits.get(tensor.type.name, 32) / 8)
 
 
-def _format_uses(file: GGUFFile, packed_bits: Mapping[str, float]) -> tuple[FormatUse, ...]:
+def _activation(tensor: Tensor, tied_embeddings: bool) -> Activation | None:
+    in_linear = len(tensor.shape) > 1 and (tied_embeddings or not tensor.name.startswith("token_embd."))
+    return activation_of(tensor.name, tensor.type.name, activation_bits=8) if in_linear else None
+
+
+def _format_uses(file: GGUFFile, packed_bits: Mapping[str, float], tied_embeddings: bool) -> tuple[FormatUse, ...]:
     members: dict[tuple[int, str], list[Tensor]] = {}
     order = [group for group, _ in _GROUPS]
     for tensor in file.tensors.values():
@@ -138,6 +164,7 @@ def _format_uses(file: GGUFFile, packed_bits: Mapping[str, float]) -> tuple[Form
             elements=sum(math.prod(t.shape) for t in tensors),
             nbytes=sum(t.data.nbytes for t in tensors),
             memory=sum(_memory(t, packed_bits) for t in tensors),
+            activation=_activation(tensors[0], tied_embeddings),
         )
         for (index, format), tensors in sorted(members.items())
     )
