@@ -69,7 +69,10 @@ def test_every_position_is_seen_once_and_rounded_as_the_setting_says(
     texts = np.random.default_rng(3).integers(0, 501, (3, 50)).tolist()
     exact = [float64_log_probabilities(file, ids) for ids in texts]
     seen, error = np.zeros((3, 49), int), np.zeros((3, 49))
-    for n, start, rows in log_probabilities(setting.build(str(path), budget=20), texts):
+    engine = setting.build(str(path), budget=20)
+    for _ in log_probabilities(engine, texts[:1]):
+        pass  # a text that comes again is computed again
+    for n, start, rows in log_probabilities(engine, texts):
         at = slice(start, start + len(rows))
         seen[n, at] += 1
         error[n, at] = np.abs(rows - exact[n][at]).max(axis=1)

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from potok.backends.inputs import pack
 from potok.backends.native.backend import NativeBackend
+from potok.bench.bound import factors_of
 from potok.bench.engine import EngineBench, EngineBenchOptions, load_figures, prompt_rate, step_figures
 from potok.bench.work import measure_ceilings, model_work
 from potok.config import EngineConfig
 from potok.core.request import Request
+from potok.core.scheduler import Scheduler
 from potok.engine.build import build_engine
 from potok.engine.serve import Engine
 from potok.model.precision import Activation, ActivationRule, activation_of
@@ -48,7 +50,10 @@ class Setting:
     rule: ActivationRule = activation_of
 
     def build(self, model: str, budget: int = 0) -> Engine:
-        """budget: max_num_batched_tokens, 0 for the default. The KV memory is for passages and timed loads."""
+        """budget: max_num_batched_tokens, 0 for the default. The KV memory is for passages and timed loads.
+
+        No prefix is shared, so that every position is computed, also of a text that comes again.
+        """
         config = EngineConfig(
             model=model,
             max_num_seqs=max(LOADS),
@@ -57,7 +62,9 @@ class Setting:
             kv_cache_dtype=self.kv_cache_dtype,
             activation_bits=self.activation_bits,
         )
-        return build_engine(config, rule=self.rule)
+        engine = build_engine(config, rule=self.rule)
+        scheduler = Scheduler(engine.scheduler.limits, engine.info.num_blocks, prefix_caching=False)
+        return replace(engine, scheduler=scheduler)
 
 
 def _float_everywhere(tensor: str, format_name: str, activation_bits: int) -> Activation:
@@ -167,7 +174,7 @@ def log_probabilities(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterato
     while (batch := scheduler.schedule(0)) is not None:
         inputs = pack(batch, scheduler.limits.block_size)
         wanted = inputs.out_rows
-        every = replace(inputs, out_rows=np.arange(batch.num_tokens, dtype=np.int32))
+        every = inputs._replace(out_rows=np.arange(batch.num_tokens, dtype=np.int32))
         sampled = backend.step(every, build_rows([(greedy, int(p) + 1) for p in inputs.positions], want_hashes=False))
         rows = _log_softmax(backend.logits(batch.num_tokens))
         for segment, begin, end in zip(batch.segments, inputs.q_indptr, inputs.q_indptr[1:], strict=False):
@@ -203,6 +210,7 @@ def time_engines(
     file = GGUFFile.open(model)
     work = [model_work(file, read_config(file), e.backend.info.kv_bytes_per_token) for e in engines]
     ceilings = measure_ceilings(engines[0].info.threads, work[0].layers.nbytes + work[0].head.nbytes)
+    factors = factors_of(engines[0].info.isa)
     benches = [EngineBench(engine, TIMED) for engine in engines]
     prompts: list[list[float]] = [[] for _ in engines]
     decodes: list[list[list[float]]] = [[[] for _ in LOADS] for _ in engines]
@@ -212,10 +220,10 @@ def time_engines(
         for load, requests in enumerate(LOADS):
             for i in order:
                 steps = benches[i].run(requests, TIMED.prompt_tokens, TIMED.output_tokens)
-                figures = load_figures(requests, step_figures(work[i], ceilings, steps))
+                figures = load_figures(requests, step_figures(work[i], ceilings, factors, steps))
                 decodes[i][load].append(figures.decode.tokens_per_s)
         for i in order:
             steps = benches[i].run(1, TIMED.long_prompt_tokens, 1)
-            prompts[i].append(prompt_rate(step_figures(work[i], ceilings, steps)).tokens_per_s)
+            prompts[i].append(prompt_rate(step_figures(work[i], ceilings, factors, steps)).tokens_per_s)
         order.reverse()
     return [Speed(max(p), [max(load) for load in d]) for p, d in zip(prompts, decodes, strict=True)]
