@@ -179,17 +179,17 @@ def linear_case(isa: str, format: Format, act: Activation, m: int, n: int, k: in
 
 
 def linear_goal(format: Format, act: Activation, m: int) -> float | None:
-    """For as many rows as a weight in registers serves at once."""
+    """For as many rows as a weight in registers serves at once; from 12 on panels are unpacked once for all rows."""
     if m < 4:
         return None
     if format.name == "F32":
         return 13.0
     if format.name in ("F16", "BF16"):
-        return 11.0
+        return 12.0 if m >= 12 else 11.0
     if INTEGER_FORMATS[format.name] > 5:
         return 17.0 if m >= 12 else 14.0
     if act is Activation.A16:
-        return None
+        return 17.0 if m >= 12 else None
     return 24.0 if INTEGER_FORMATS[format.name] == 4 else 20.0
 
 

@@ -42,6 +42,16 @@ static inline IntRows<T> from_row(const IntRows<T>& a, int row, int k) {
     return {a.q + (size_t)row * k, a.d + group, a.s + group, a.sum + group};
 }
 
+// Rows or tiles of like size, as few as can be, none above `most`: how many of `left` come next.
+static inline int even_part(int left, int most) {
+    const int parts = (left + most - 1) / most;
+    return (left + parts - 1) / parts;
+}
+
+#if defined(POTOK_AVX2)
+#include "kernels/linear_avx2_unpacked.inl"
+#endif
+
 template <Packed F, Act A, int Rows>
 static inline void tile(const LinearTask& t, int row, int panel) {
     const int k = t.weight->k;
@@ -68,13 +78,15 @@ static inline void tile_of(int rows, const LinearTask& t, int row, int panel) {
     }
 }
 
-// As few tiles as can be, and of like height: a lone row reads as many weights as a whole tile.
+// Tiles of like height: a lone row reads as many weights as a whole tile.
 template <Packed F, Act A>
 static void linear_of(const LinearTask& t) {
+#if defined(POTOK_AVX2)
+    if (t.row1 - t.row0 >= unpack_rows(F)) return linear_unpacked<F, A>(t);
+#endif
     for (int panel = t.panel0; panel < t.panel1; panel++) {
         for (int row = t.row0; row < t.row1;) {
-            const int left = t.row1 - row, tiles = (left + kTileHeight - 1) / kTileHeight;
-            const int rows = (left + tiles - 1) / tiles;
+            const int rows = even_part(t.row1 - row, kTileHeight);
             tile_of<F, A, kTileHeight>(rows, t, row, panel);
             row += rows;
         }

@@ -125,12 +125,20 @@ int run(const char* isa) {
     }
     count_linear(kernels, "q4_1", Source::Q4_1, Act::A8, 1);
     count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 4);
-    count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 16);
+    count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 32);
     count_linear(kernels, "q6_k", Source::Q6_K, Act::A16, 4);
-    count_linear(kernels, "q6_k", Source::Q6_K, Act::A16, 16);
+    count_linear(kernels, "q6_k", Source::Q6_K, Act::A16, 32);
     count_linear(kernels, "f16", Source::F16, Act::F32, 4);
     count_linear(kernels, "bf16", Source::BF16, Act::F32, 4);
     count_linear(kernels, "f32", Source::F32, Act::F32, 4);
+    // Enough rows to unpack a panel for.
+    for (const Act act : {Act::A8, Act::A16}) {
+        count_linear(kernels, "q4_1", Source::Q4_1, act, 32);
+        count_linear(kernels, "q5_0", Source::Q5_0, act, 32);
+        count_linear(kernels, "q5_k", Source::Q5_K, act, 32);
+    }
+    count_linear(kernels, "bf16", Source::BF16, Act::F32, 32);
+    count_linear(kernels, "f32", Source::F32, Act::F32, 32);
     count_attention(kernels, "decode-f16", KvType::F16, 3, 1);
     count_attention(kernels, "decode-f32", KvType::F32, 3, 1);
     count_attention(kernels, "decode-i8", KvType::I8, 3, 1);
@@ -140,6 +148,7 @@ int run(const char* isa) {
     count_sampling(kernels, "sample-greedy", 0, 0, 1);
     count_sampling(kernels, "sample-temperature", 1, 0, 1);
     count_sampling(kernels, "sample-top-k", 1, 40, 0.95f);
+    count_sampling(kernels, "sample-top-p", 1, 0, 0.95f);
     return 0;
 }
 

@@ -44,7 +44,7 @@ def test_equals_scalar_bit_by_bit(isa: str, name: str, act: int) -> None:
     rng = np.random.default_rng(act)
     for n, k in shapes(BY_NAME[name]):
         weight = random_weight(rng, BY_NAME[name], n, k)
-        for rows in (1, 2, 3, 4, 5, 9, 32):
+        for rows in (1, 2, 3, 4, 5, 9, 12, 32, 133):
             if rows * n * k > 1_000_000:
                 continue
             x = rng.standard_normal((rows, k), dtype=np.float32)
