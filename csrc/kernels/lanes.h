@@ -109,11 +109,51 @@ static inline Lanes select(Mask m, Lanes yes, Lanes no) {
 static inline uint32_t bits(Mask m) {
     return (uint32_t)_mm256_movemask_ps(m.lo) | (uint32_t)_mm256_movemask_ps(m.hi) << 8;
 }
+static inline Mask both(Mask a, Mask b) {
+    return {_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)};
+}
+// a where the mask is set, else 0
+static inline Lanes where(Mask m, Lanes a) {
+    return {_mm256_and_ps(a.lo, m.lo), _mm256_and_ps(a.hi, m.hi)};
+}
+// Of every byte, the places of its set bits.
+struct SetBits {
+    constexpr SetBits() : of() {
+        for (int byte = 0; byte < 256; byte++) {
+            for (int bit = 0, n = 0; bit < 8; bit++) {
+                if (byte >> bit & 1) of[byte][n++] = (uint8_t)bit;
+            }
+        }
+    }
+    uint8_t of[256][8];
+};
+static constexpr SetBits kSetBits;
+static inline __m256 pack8(__m256 a, uint32_t bits) {
+    const __m128i places = _mm_loadl_epi64((const __m128i*)kSetBits.of[bits]);
+    return _mm256_permutevar8x32_ps(a, _mm256_cvtepu8_epi32(places));
+}
+// The lanes where the mask is set, side by side; anything after them, up to 16 in all.
+static inline void store_packed(float* p, Mask m, Lanes a) {
+    const uint32_t low = (uint32_t)_mm256_movemask_ps(m.lo), high = (uint32_t)_mm256_movemask_ps(m.hi);
+    _mm256_storeu_ps(p, pack8(a.lo, low));
+    _mm256_storeu_ps(p + __builtin_popcount(low), pack8(a.hi, high));
+}
 // 2^n for lanes that hold whole numbers n in [-126, 128] (128 gives infinity)
 static inline Lanes exp2_whole(Lanes n) {
     const __m256i bias = _mm256_set1_epi32(127);
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.lo), bias), 23)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.hi), bias), 23))};
+}
+// a 2^n, where `shifted` holds n + 1.5 * 2^23 and neither a nor the result is subnormal or infinite
+static inline Lanes times_exp2(Lanes a, Lanes shifted) {
+    const __m256i lo = _mm256_slli_epi32(_mm256_castps_si256(shifted.lo), 23);
+    const __m256i hi = _mm256_slli_epi32(_mm256_castps_si256(shifted.hi), 23);
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), lo)),
+            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), hi))};
+}
+// Keeps operations in the order in which they are written: all of a and b are there before the next one begins.
+static inline void pin(Lanes& a, Lanes& b) {
+    __asm__("" : "+x"(a.lo), "+x"(a.hi), "+x"(b.lo), "+x"(b.hi));
 }
 // whole-number lanes to int32
 static inline void store_i32(int32_t* p, Lanes a) {
@@ -151,6 +191,11 @@ static inline Wide wide_add(Wide sum, Lanes a) {
              _mm256_add_pd(sum.v[1], _mm256_cvtps_pd(_mm256_extractf128_ps(a.lo, 1))),
              _mm256_add_pd(sum.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(a.hi))),
              _mm256_add_pd(sum.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(a.hi, 1)))}};
+}
+// From memory, where an element is widened without being moved to the lower half first.
+static inline Wide wide_add(Wide sum, const float* p) {
+    for (int i = 0; i < 4; i++) sum.v[i] = _mm256_add_pd(sum.v[i], _mm256_cvtps_pd(_mm_loadu_ps(p + 4 * i)));
+    return sum;
 }
 static inline void wide_store(double* p, Wide a) {
     for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, a.v[i]);
@@ -237,9 +282,25 @@ static inline Lanes select(Mask m, Lanes yes, Lanes no) {
 static inline uint32_t bits(Mask m) {
     return m;
 }
+static inline Mask both(Mask a, Mask b) {
+    return (Mask)(a & b);
+}
+static inline Lanes where(Mask m, Lanes a) {
+    return _mm512_maskz_mov_ps(m, a);
+}
+static inline void store_packed(float* p, Mask m, Lanes a) {
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, a));
+}
 static inline Lanes exp2_whole(Lanes n) {
     const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+}
+static inline Lanes times_exp2(Lanes a, Lanes shifted) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), n));
+}
+static inline void pin(Lanes& a, Lanes& b) {
+    __asm__("" : "+v"(a), "+v"(b));
 }
 static inline void store_i32(int32_t* p, Lanes a) {
     _mm512_storeu_si512(p, _mm512_cvtps_epi32(a));
@@ -270,6 +331,10 @@ static inline Wide wide_zero() {
 }
 static inline Wide wide_add(Wide sum, Lanes a) {
     return {_mm512_add_pd(sum.lo, _mm512_cvtps_pd(low_half(a))), _mm512_add_pd(sum.hi, _mm512_cvtps_pd(high_half(a)))};
+}
+static inline Wide wide_add(Wide sum, const float* p) {
+    return {_mm512_add_pd(sum.lo, _mm512_cvtps_pd(_mm256_loadu_ps(p))),
+            _mm512_add_pd(sum.hi, _mm512_cvtps_pd(_mm256_loadu_ps(p + 8)))};
 }
 static inline void wide_store(double* p, Wide a) {
     _mm512_storeu_pd(p, a.lo);
@@ -401,6 +466,17 @@ static inline uint32_t bits(Mask m) {
     for (int i = 0; i < 16; i++) b |= (uint32_t)m.v[i] << i;
     return b;
 }
+static inline Mask both(Mask a, Mask b) {
+    POTOK_LANES(Mask, a.v[i] && b.v[i]);
+}
+static inline Lanes where(Mask m, Lanes a) {
+    POTOK_LANES(Lanes, m.v[i] ? a.v[i] : 0);
+}
+static inline void store_packed(float* p, Mask m, Lanes a) {
+    for (int i = 0, n = 0; i < 16; i++) {
+        if (m.v[i]) p[n++] = a.v[i];
+    }
+}
 static inline Lanes exp2_whole(Lanes n) {
     Lanes r;
     for (int i = 0; i < 16; i++) {
@@ -409,6 +485,17 @@ static inline Lanes exp2_whole(Lanes n) {
     }
     return r;
 }
+static inline Lanes times_exp2(Lanes a, Lanes shifted) {
+    for (int i = 0; i < 16; i++) {
+        uint32_t u, n;
+        memcpy(&u, &a.v[i], 4);
+        memcpy(&n, &shifted.v[i], 4);
+        u += n << 23;
+        memcpy(&a.v[i], &u, 4);
+    }
+    return a;
+}
+static inline void pin(Lanes&, Lanes&) {}
 static inline void store_i32(int32_t* p, Lanes a) {
     for (int i = 0; i < 16; i++) p[i] = (int32_t)a.v[i];
 }
@@ -436,6 +523,9 @@ static inline Wide wide_zero() {
 }
 static inline Wide wide_add(Wide sum, Lanes a) {
     POTOK_LANES(Wide, sum.v[i] + (double)a.v[i]);
+}
+static inline Wide wide_add(Wide sum, const float* p) {
+    return wide_add(sum, load(p));
 }
 static inline void wide_store(double* p, Wide a) {
     memcpy(p, a.v, sizeof a.v);

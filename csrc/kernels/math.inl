@@ -1,22 +1,28 @@
 // exp and log as polynomials, so that every ISA gives the same bits. No fma: potok.sampling.math states both in numpy.
 // Included inside the namespace of an ISA, after lanes.h.
 
-// e^x for x in [-87.3, 88]; below it a finite x gives some number.
-//
-// x = n ln 2 + r with |r| <= ln 2 / 2;  e^x = 2^n (1 + r + r^2 P(r)).
-static inline Lanes exp_in_range(Lanes x) {
-    const Lanes round = set1(0x1.8p23f);  // adding and subtracting it rounds to a whole number
-    // max gives -126 where x is NaN or far below the range, so that 2^n is always a number
-    const Lanes n = max(sub(add(mul(x, set1(0x1.715476p+0f)), round), round), set1(-126.0f));
+constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to a whole number
+constexpr float kLog2E = 0x1.715476p+0f;
+
+// e^x / 2^n for the whole number n next to x / ln 2: of x = n ln 2 + r with |r| <= ln 2 / 2, 1 + r + r^2 P(r).
+// V: Lanes, or some of them at once.
+template <class V>
+static inline V exp_fraction(V x, V n) {
     // ln 2 in two parts; n times the first is exact
-    const Lanes r = sub(sub(x, mul(n, set1(0x1.63p-1f))), mul(n, set1(-0x1.bd0106p-13f)));
-    Lanes p = set1(0x1.6a524ep-10f);
-    p = add(mul(p, r), set1(0x1.12396ep-7f));
+    const V r = sub(sub(x, mul(n, set1(0x1.63p-1f))), mul(n, set1(-0x1.bd0106p-13f)));
+    V p = add(mul(r, set1(0x1.6a524ep-10f)), set1(0x1.12396ep-7f));
     p = add(mul(p, r), set1(0x1.5558aap-5f));
     p = add(mul(p, r), set1(0x1.555492p-3f));
     p = add(mul(p, r), set1(0x1.fffffcp-2f));
-    p = add(add(mul(p, mul(r, r)), r), set1(1.0f));
-    return mul(p, exp2_whole(n));
+    return add(add(mul(p, mul(r, r)), r), set1(1.0f));
+}
+
+// e^x for x in [-87.3, 88]; below it a finite x gives some number.
+static inline Lanes exp_in_range(Lanes x) {
+    const Lanes round = set1(kRound);
+    // max gives -126 where x is NaN or far below the range, so that 2^n is always a number
+    const Lanes n = max(sub(add(mul(x, set1(kLog2E)), round), round), set1(-126.0f));
+    return mul(exp_fraction(x, n), exp2_whole(n));
 }
 
 // e^x for x <= 88. 0 below -87.3 (a result is never subnormal), 1 at 0, NaN stays NaN. Relative error below 1e-7.

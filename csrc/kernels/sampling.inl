@@ -1,8 +1,9 @@
 // The sampler: one row, in the order of operations of potok.sampling, whose plain sort of the vocabulary gives the same
-// bits. Nothing here sorts the vocabulary: a row keeps the maxima of spans of 64 logits, finds a bracket of logits that
-// holds the wanted place of the order, and sorts that. Sums of weights are exact in double (potok.sampling says why),
-// so a sum over "everything above a logit" equals the running sum of the order there, whatever the order of adding.
-// Included inside the namespace of an ISA, after lanes.h and math.inl.
+// bits. Nothing here sorts the vocabulary: a row keeps the maxima of spans of 64 logits, gathers a pool of the ids
+// above a logit that is low enough, finds a bracket of logits in it that holds the wanted place of the order, and sorts
+// that. Sums of weights are exact in double (potok.sampling says why), so a sum over "everything above a logit" equals
+// the running sum of the order there, whatever the order of adding. Included inside the namespace of an ISA, after
+// lanes.h and math.inl.
 
 constexpr float kGreedyBelow = 1e-5f;
 constexpr float kLargest = 0x1.fffffep127f;
@@ -10,7 +11,8 @@ constexpr float kInfinity = __builtin_inff();
 constexpr float kWeightStep = 0x1p-11f;  // adding and subtracting it rounds to a multiple of 2^-34
 constexpr float kWeightless = -25;       // exp of it or less rounds to the weight 0
 constexpr int64_t kNoCount = INT64_MAX;
-constexpr int kSmallWindow = 512;
+constexpr int kSmallWindow = 32;
+constexpr int kSampledSpans = 16;  // one of so many spans gives 32 ids to the guess of a logit
 
 // The head of the order: how many ids, and the sum of their weights.
 struct Head {
@@ -30,19 +32,29 @@ struct Place {
     int32_t id;
 };
 
+// All ids of a range of logits, by id; then 16 logits of -inf and weights of 0.
+struct Pool {
+    float *x, *weights, *ids;  // [spans * 64 + 16] each
+    int size;
+};
+
 struct Sampler {
     float* x;  // logits, [spans * 64], -inf past the vocabulary
     int vocab, spans;
-    float* peaks;    // [spans], highest logit of each span
-    float* weights;  // [spans * 64], of spans that are ready
-    uint8_t* ready;  // [spans]
-    float peak;      // highest of peaks
-    float scale;     // 1 / temperature
-    float floor;     // finite; no logit below it has a weight
+    float* peaks;     // [spans], highest logit of each span
+    uint8_t* edited;  // [spans], flags
+    float peak;       // highest of peaks
+    float scale;      // 1 / temperature
+    float floor;      // finite; no logit below it has a weight
+    Pool pool;        // all ids whose logit is >= low
+    float low;        // infinity before the pool is first gathered
+    Head head;        // of the pool
+    Pool part;        // of the pool
     // Ids whose logit is in some bracket, in order; before: what stands before them in the order.
     uint64_t *window, *spare;
     int window_size;
     Head before;
+    float* weights;  // [spans * 64], of the ids in the window
 };
 
 static inline bool reached(const Goal& goal, const Head& head) {
@@ -106,6 +118,9 @@ static void merge_runs(const uint64_t* a, int middle, int n, uint64_t* out) {
 
 static void sort_window(Sampler& s) {
     const int run = 16, n = s.window_size;
+    int in_order = 1;
+    while (in_order < n && s.window[in_order - 1] < s.window[in_order]) in_order++;
+    if (in_order >= n) return;  // equal logits are
     for (int start = 0; start < n; start += run) {
         const int end = start + run < n ? start + run : n;
         for (int i = start + 1; i < end; i++) {
@@ -124,25 +139,6 @@ static void sort_window(Sampler& s) {
         s.spare = s.window;
         s.window = sorted;
     }
-}
-
-// The window becomes the ids with low <= logit < high, in order.
-static void fill_window(Sampler& s, float low, float high, Head before) {
-    const Lanes lows = set1(low), highs = set1(high);
-    int n = 0;
-    for (int span = 0; span < s.spans; span++) {
-        if (!(s.peaks[span] >= low)) continue;
-        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
-            const Lanes v = load(s.x + i);
-            for (uint32_t m = bits(greater_equal(v, lows)) & bits(less(v, highs)); m != 0; m &= m - 1) {
-                const int32_t id = i + __builtin_ctz(m);
-                s.window[n++] = order_key(s.x[id], id);
-            }
-        }
-    }
-    s.window_size = n;
-    s.before = before;
-    sort_window(s);
 }
 
 // How many spans hold a logit >= low.
@@ -174,15 +170,45 @@ static float span_rank(const Sampler& s, int rank) {
 
 // ---- Weights
 
-static inline Lanes weight(const Sampler& s, Lanes x) {
-    const Lanes step = set1(kWeightStep), z = mul(sub(x, set1(s.peak)), set1(s.scale));
-    return sub(add(exp_in_range(max(z, set1(kWeightless))), step), step);
+// 32 floats. Every operation of a weight waits for the one before, so two Lanes go through them side by side; GCC left
+// alone would finish one and then the other, further apart than the processor looks ahead.
+struct Two {
+    Lanes a, b;
+};
+static inline Two side_by_side(Lanes a, Lanes b) {
+    pin(a, b);
+    return {a, b};
+}
+static inline Two add(Two x, Two y) {
+    return side_by_side(add(x.a, y.a), add(x.b, y.b));
+}
+static inline Two sub(Two x, Two y) {
+    return side_by_side(sub(x.a, y.a), sub(x.b, y.b));
+}
+static inline Two mul(Two x, Two y) {
+    return side_by_side(mul(x.a, y.a), mul(x.b, y.b));
+}
+static inline Two add(Two x, Lanes y) {
+    return side_by_side(add(x.a, y), add(x.b, y));
+}
+static inline Two sub(Two x, Lanes y) {
+    return side_by_side(sub(x.a, y), sub(x.b, y));
+}
+static inline Two mul(Two x, Lanes y) {
+    return side_by_side(mul(x.a, y), mul(x.b, y));
+}
+static inline Two max(Two x, Lanes y) {
+    return side_by_side(max(x.a, y), max(x.b, y));
+}
+static inline Two times_exp2(Two x, Two shifted) {
+    return side_by_side(times_exp2(x.a, shifted.a), times_exp2(x.b, shifted.b));
 }
 
-static inline void weigh_span(Sampler& s, int span) {
-    if (s.ready[span]) return;
-    s.ready[span] = 1;
-    for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) store(s.weights + i, weight(s, load(s.x + i)));
+static inline Two weight(const Sampler& s, Two x) {
+    const Two z = max(mul(sub(x, set1(s.peak)), set1(s.scale)), set1(kWeightless));
+    const Two shifted = add(mul(z, set1(kLog2E)), set1(kRound));
+    const Two e = times_exp2(exp_fraction(z, sub(shifted, set1(kRound))), shifted);
+    return sub(add(e, set1(kWeightStep)), set1(kWeightStep));
 }
 
 static inline double sum_wide(Wide sum) {
@@ -192,47 +218,154 @@ static inline double sum_wide(Wide sum) {
     return total;
 }
 
+// n: a multiple of 16.
+static double sum_of(const float* weights, int n) {
+    Wide sum = wide_zero();
+    for (int i = 0; i < n; i += 16) sum = wide_add(sum, weights + i);
+    return sum_wide(sum);
+}
+
 // Weights are measured from the highest logit, at this temperature.
 static void set_temperature(Sampler& s, float temperature) {
     s.scale = 1.0f / temperature;
     const double floor = (double)s.peak + (double)kWeightless * (double)temperature;
     s.floor = floor > -kLargest ? (float)floor : -kLargest;
-    memset(s.ready, 0, (size_t)s.spans);
+    s.pool.size = 0;
+    s.low = kInfinity;
+    s.head = {0, 0};
+    s.window_size = 0;
+    s.before = {0, 0};
 }
 
-static double whole_mass(Sampler& s) {
+// ---- Pool
+
+static inline void append(const Pool& pool, int& n, Mask picked, Lanes x, Lanes weights, Lanes ids) {
+    store_packed(pool.x + n, picked, x);
+    store_packed(pool.weights + n, picked, weights);
+    store_packed(pool.ids + n, picked, ids);
+    n += __builtin_popcount(bits(picked));
+}
+
+static inline void close(Pool& pool, int n) {
+    store(pool.x + n, set1(-kInfinity));
+    store(pool.weights + n, set1(0));
+    pool.size = n;
+}
+
+// The pool becomes the ids with logit >= low. Returns the mass of the whole row if asked for, else 0.
+template <bool Whole>
+static double gather(Sampler& s, float low) {
+    alignas(64) static const float first[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const float least = Whole && s.floor < low ? s.floor : low;
+    const Lanes lane = load(first);
+    const Pool pool = s.pool;
     Wide sum = wide_zero();
+    int n = 0;
     for (int span = 0; span < s.spans; span++) {
-        if (!(s.peaks[span] >= s.floor)) continue;
-        weigh_span(s, span);
-        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) sum = wide_add(sum, load(s.weights + i));
+        if (!(s.peaks[span] >= least)) continue;
+        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 32) {
+            const Two x = {load(s.x + i), load(s.x + i + 16)}, w = weight(s, x);
+            if (Whole) {
+                alignas(64) float v[32];
+                store(v, w.a);
+                store(v + 16, w.b);
+                sum = wide_add(wide_add(sum, v), v + 16);
+            }
+            const Mask a = greater_equal(x.a, set1(low)), b = greater_equal(x.b, set1(low));
+            if (bits(a) | bits(b)) {
+                const Lanes ids = add(lane, set1((float)i));
+                append(pool, n, a, x.a, w.a, ids);
+                append(pool, n, b, x.b, w.b, add(ids, set1(16)));
+            }
+        }
     }
+    close(s.pool, n);
+    s.low = low;
+    s.head = {n, sum_of(s.pool.weights, (n + 15) / 16 * 16)};
     return sum_wide(sum);
 }
 
-// The head of the order made of the ids whose value is >= bound, values being the logits or the weights (both fall
-// along the order); none of them has a logit below `low`.
-static Head head_reaching(Sampler& s, const float* values, float bound, float low) {
-    const Lanes bounds = set1(bound), zero = set1(0);
+// `to` becomes the ids of `from` with low <= logit < high; both may be the same.
+static void narrow(const Pool& from, float low, float high, Pool& to) {
+    const Lanes lows = set1(low), highs = set1(high);
+    int n = 0;
+    for (int i = 0; i < from.size; i += 16) {
+        const Lanes x = load(from.x + i);
+        const Mask picked = both(greater_equal(x, lows), less(x, highs));
+        append(to, n, picked, x, load(from.weights + i), load(from.ids + i));
+    }
+    close(to, n);
+}
+
+// The head of a pool made of the ids whose value is >= bound, values being its logits or its weights (both fall
+// along the order). bound: finite for logits, above 0 for weights.
+static Head head_reaching(const Pool& pool, const float* values, float bound) {
+    const Lanes bounds = set1(bound);
     Wide sum = wide_zero();
     int64_t count = 0;
-    for (int span = 0; span < s.spans; span++) {
-        if (!(s.peaks[span] >= low)) continue;
-        weigh_span(s, span);
-        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
-            const Mask picked = greater_equal(load(values + i), bounds);
-            count += __builtin_popcount(bits(picked));
-            sum = wide_add(sum, select(picked, load(s.weights + i), zero));
-        }
+    for (int i = 0; i < pool.size; i += 16) {
+        const Mask picked = greater_equal(load(values + i), bounds);
+        count += __builtin_popcount(bits(picked));
+        sum = wide_add(sum, where(picked, load(pool.weights + i)));
     }
     return {count, sum_wide(sum)};
 }
 
-static Head head_above(Sampler& s, float low) {
-    return head_reaching(s, s.x, low, low);
+// A logit below which a little less than `share` of the row's mass lies, as far as a sample of its ids can tell. The
+// pool's memory takes the sample.
+static float guess_low(Sampler& s, double share) {
+    Pool& sample = s.pool;
+    int n = 0;
+    for (int span = 0; span < s.spans; span += kSampledSpans, n += 32) {
+        const float* p = s.x + span * kSpan;
+        const Two x = {load(p), load(p + 16)}, w = weight(s, x);
+        store(sample.x + n, x.a);
+        store(sample.x + n + 16, x.b);
+        store(sample.weights + n, w.a);
+        store(sample.weights + n + 16, w.b);
+    }
+    sample.size = n;
+    // of a peak that the sample missed, at least the highest logit's weight is known: 1
+    const double mass = sum_of(sample.weights, n), rest = 0.8 * share * (mass + 1.0 / (kSampledSpans * kSpan / 32));
+    float low = s.floor, high = s.peak;
+    for (int step = 0; step < 9; step++) {
+        const float middle = low * 0.5f + high * 0.5f;
+        if (mass - head_reaching(sample, sample.x, middle).mass <= rest) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// Gathers until the goal is reached in the pool; false if it is nowhere, and the pool then holds all that has a weight.
+static bool gather_until(Sampler& s, const Goal& goal) {
+    if (s.pool.size > 0 && reached(goal, s.head)) return true;
+    for (int rank = 64; rank <= 512; rank *= 8) {
+        const float low = span_rank(s, rank);
+        if (low <= s.floor) break;
+        if (low >= s.low) continue;
+        gather<false>(s, low);
+        if (reached(goal, s.head)) return true;
+    }
+    if (s.low > s.floor) gather<false>(s, s.floor);
+    return reached(goal, s.head);
 }
 
 // ---- Places in the order
+
+// The window becomes the ids of a pool, in order.
+static void fill_window(Sampler& s, const Pool& pool, Head before) {
+    for (int i = 0; i < pool.size; i++) {
+        const int32_t id = (int32_t)pool.ids[i];
+        s.window[i] = order_key(pool.x[i], id);
+        s.weights[id] = pool.weights[i];
+    }
+    s.window_size = pool.size;
+    s.before = before;
+    sort_window(s);
+}
 
 // Looks for the goal in the window; false where it stands before or after it.
 static bool find_in_window(const Sampler& s, const Goal& goal, Place& place) {
@@ -255,33 +388,18 @@ static bool find_in_window(const Sampler& s, const Goal& goal, Place& place) {
 static Place find(Sampler& s, const Goal& goal) {
     Place place = {{0, 0}, -1};
     if (find_in_window(s, goal, place)) return place;
+    if (!gather_until(s, goal)) return {s.head, -1};
 
-    // Bracket: not reached above `high`, whose head is `before`; reached above `low`, if anywhere.
-    float low = s.floor, high = kInfinity;
-    Head before = {0, 0}, whole = {0, 0};
-    const int ranks[2] = {64, 512};
-    bool known = false;
-    for (int i = 0; i < 2 && !known; i++) {
-        const float probe = span_rank(s, ranks[i]);
-        if (probe <= s.floor) break;
-        const Head head = head_above(s, probe);
-        known = reached(goal, head);
-        if (known) {
-            low = probe;
-            whole = head;
-        } else {
-            high = probe;
-            before = head;
-        }
-    }
-    if (!known) {
-        whole = head_above(s, low);
-        if (!reached(goal, whole)) return {whole, -1};
-    }
+    // Bracket: not reached above `high`, whose head is `before`; reached above `low`, whose head is `whole`. `pool`
+    // holds the bracket and little else; above it stands `outside`.
+    const Pool* pool = &s.pool;
+    float low = s.low, high = kInfinity;
+    Head outside = {0, 0}, before = outside, whole = s.head;
     for (int step = 0; step < 24 && whole.count - before.count > kSmallWindow; step++) {
         const float top = high < kInfinity ? high : s.peak, middle = low * 0.5f + top * 0.5f;
         if (!(middle > low && middle < top)) break;
-        const Head head = head_above(s, middle);
+        Head head = head_reaching(*pool, pool->x, middle);
+        head = {outside.count + head.count, outside.mass + head.mass};
         if (reached(goal, head)) {
             low = middle;
             whole = head;
@@ -289,8 +407,14 @@ static Place find(Sampler& s, const Goal& goal) {
             high = middle;
             before = head;
         }
+        if (whole.count - before.count <= pool->size / 4) {
+            narrow(*pool, low, high, s.part);
+            pool = &s.part;
+            outside = before;
+        }
     }
-    fill_window(s, low, high, before);
+    narrow(*pool, low, high, s.part);
+    fill_window(s, s.part, before);
     find_in_window(s, goal, place);
     return place;
 }
@@ -357,11 +481,11 @@ static void edit_logits(Sampler& s, const SampleRow& row, float* raw_seen, float
         raw_bias[i] = *p;
         *p = below_infinity(*p + row.bias_values[i]);
     }
-    memset(s.ready, 0, (size_t)s.spans);
-    for (int i = 0; i < row.num_seen; i++) s.ready[row.seen_ids[i] / kSpan] = 1;
-    for (int i = 0; i < row.num_bias; i++) s.ready[row.bias_ids[i] / kSpan] = 1;
+    memset(s.edited, 0, (size_t)s.spans);
+    for (int i = 0; i < row.num_seen; i++) s.edited[row.seen_ids[i] / kSpan] = 1;
+    for (int i = 0; i < row.num_bias; i++) s.edited[row.bias_ids[i] / kSpan] = 1;
     for (int span = 0; span < s.spans; span++) {
-        if (!s.ready[span]) continue;
+        if (!s.edited[span]) continue;
         const float* p = s.x + span * kSpan;
         s.peaks[span] = max_tree(max(max(load(p), load(p + 16)), max(load(p + 32), load(p + 48))));
     }
@@ -377,6 +501,7 @@ static float raw_logit(const Sampler& s, const SampleRow& row, const float* raw_
 }
 
 static int32_t draw(Sampler& s, const SampleRow& row) {
+    const double u = uniform(row.seed, row.choice, row.position);
     Head kept = {s.vocab, 0};
     bool weighed = false;
     if (row.min_p > 0) {
@@ -387,16 +512,17 @@ static int32_t draw(Sampler& s, const SampleRow& row) {
             const double z = (double)log1(least) - 0.75, bound = (double)s.peak + z * (double)row.temperature;
             low = bound > (double)s.floor ? (float)bound : s.floor;
         }
-        kept = head_reaching(s, s.weights, least, low);
+        if (low < s.low) gather<false>(s, low);
+        kept = head_reaching(s.pool, s.pool.weights, least);
         weighed = true;
     }
     if (row.top_k > 0 && row.top_k < kept.count) {
         kept = find(s, {row.top_k, (double)kInfinity, false}).head;
         weighed = true;
     }
-    if (!weighed) kept.mass = whole_mass(s);
+    if (!weighed) kept.mass = gather<true>(s, guess_low(s, 1 - (row.top_p < 1 ? (double)row.top_p : u)));
     if (row.top_p < 1) kept = find(s, {kNoCount, (double)row.top_p * kept.mass, false}).head;
-    return find(s, {kNoCount, uniform(row.seed, row.choice, row.position) * kept.mass, true}).id;
+    return find(s, {kNoCount, u * kept.mass, true}).id;
 }
 
 static void sample_row(float* logits, int vocab, const SampleRow& row, SampleOut& out, void* scratch) {
@@ -410,10 +536,14 @@ static void sample_row(float* logits, int vocab, const SampleRow& row, SampleOut
     s.weights = (float*)(s.spare + n);
     float* raw_seen = s.weights + n;
     float* raw_bias = raw_seen + n;
-    s.peaks = raw_bias + n;
-    s.ready = (uint8_t*)(s.peaks + (s.spans + 15) / 16 * 16);
-    s.window_size = 0;
-    s.before = {0, 0};
+    s.pool.x = raw_bias + n;
+    s.pool.weights = s.pool.x + n + 16;
+    s.pool.ids = s.pool.weights + n + 16;
+    s.part.x = s.pool.ids + n + 16;
+    s.part.weights = s.part.x + n + 16;
+    s.part.ids = s.part.weights + n + 16;
+    s.peaks = s.part.ids + n + 16;
+    s.edited = (uint8_t*)(s.peaks + (s.spans + 15) / 16 * 16);
 
     out.id = -1;
     out.logprob = 0;
@@ -430,16 +560,15 @@ static void sample_row(float* logits, int vocab, const SampleRow& row, SampleOut
     bool weighed = false;  // at temperature 1, and not edited since
     if (row.num_logprobs >= 0) {
         set_temperature(s, 1);
-        log_mass = log1((float)whole_mass(s));
+        log_mass = log1((float)gather<true>(s, row.num_logprobs > 0 ? span_rank(s, row.num_logprobs) : s.peak));
         weighed = true;
         if (row.num_logprobs > 0) {
-            fill_window(s, span_rank(s, row.num_logprobs), kInfinity, {0, 0});
+            fill_window(s, s.pool, {0, 0});
             for (int i = 0; i < row.num_logprobs && i < s.window_size; i++) {
                 const int32_t id = (int32_t)(uint32_t)s.window[i];
                 out.top_ids[i] = id;
                 out.top_logprobs[i] = (s.x[id] - raw_peak) - log_mass;
             }
-            s.window_size = 0;
         }
     }
 
