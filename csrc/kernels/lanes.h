@@ -299,9 +299,13 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), n));
 }
+#if defined(POTOK_SIMDE)
+static inline void pin(Lanes&, Lanes&) {}
+#else
 static inline void pin(Lanes& a, Lanes& b) {
     __asm__("" : "+v"(a), "+v"(b));
 }
+#endif
 static inline void store_i32(int32_t* p, Lanes a) {
     _mm512_storeu_si512(p, _mm512_cvtps_epi32(a));
 }

@@ -85,6 +85,7 @@ def random_rows(rng: Rng, count: int, vocab: int) -> SampleRows:
         (4097, 200),
         (49152, 100),
         (151936, 8),
+        (262144, 4),
     ],
 )
 def test_random_rows(vocab: int, count: int) -> None:
