@@ -12,7 +12,7 @@ constexpr float kWeightStep = 0x1p-11f;  // adding and subtracting it rounds to 
 constexpr float kWeightless = -25;       // exp of it or less rounds to the weight 0
 constexpr int64_t kNoCount = INT64_MAX;
 constexpr int kSmallWindow = 32;
-constexpr int kSampledSpans = 16;  // one of so many spans gives 32 ids to the guess of a logit
+constexpr int kSampledSpans = 16;  // one of so many spans gives 32 ids to a sample of the row
 
 // The head of the order: how many ids, and the sum of their weights.
 struct Head {
@@ -41,7 +41,7 @@ struct Pool {
 struct Sampler {
     float* x;  // logits, [spans * 64], -inf past the vocabulary
     int vocab, spans;
-    float* peaks;     // [spans], highest logit of each span
+    float* peaks;     // [spans], highest logit of each span; -inf up to a multiple of 32
     uint8_t* edited;  // [spans], flags
     float peak;       // highest of peaks
     float scale;      // 1 / temperature
@@ -204,6 +204,11 @@ static inline Two times_exp2(Two x, Two shifted) {
     return side_by_side(times_exp2(x.a, shifted.a), times_exp2(x.b, shifted.b));
 }
 
+static inline void store_two(float* p, Two x) {
+    store(p, x.a);
+    store(p + 16, x.b);
+}
+
 static inline Two weight(const Sampler& s, Two x) {
     const Two z = max(mul(sub(x, set1(s.peak)), set1(s.scale)), set1(kWeightless));
     const Two shifted = add(mul(z, set1(kLog2E)), set1(kRound));
@@ -267,8 +272,7 @@ static double gather(Sampler& s, float low) {
             const Two x = {load(s.x + i), load(s.x + i + 16)}, w = weight(s, x);
             if (Whole) {
                 alignas(64) float v[32];
-                store(v, w.a);
-                store(v + 16, w.b);
+                store_two(v, w);
                 sum = wide_add(wide_add(sum, v), v + 16);
             }
             const Mask a = greater_equal(x.a, set1(low)), b = greater_equal(x.b, set1(low));
@@ -311,22 +315,26 @@ static Head head_reaching(const Pool& pool, const float* values, float bound) {
     return {count, sum_wide(sum)};
 }
 
-// A logit below which a little less than `share` of the row's mass lies, as far as a sample of its ids can tell. The
-// pool's memory takes the sample.
+// A logit below which a little less than `share` of the row's mass lies, as far as can be told from the highest id of
+// every span, which hold most of a steep row's mass, and a sample of the others. The pool's memory takes both.
 static float guess_low(Sampler& s, double share) {
+    const Lanes others = set1(kSampledSpans * kSpan / 32);  // that one of the sample stands for
     Pool& sample = s.pool;
     int n = 0;
+    for (int i = 0; i < s.spans; i += 32, n += 32) {
+        const Two x = {load(s.peaks + i), load(s.peaks + i + 16)};
+        store_two(sample.x + n, x);
+        store_two(sample.weights + n, weight(s, x));
+    }
     for (int span = 0; span < s.spans; span += kSampledSpans, n += 32) {
         const float* p = s.x + span * kSpan;
-        const Two x = {load(p), load(p + 16)}, w = weight(s, x);
-        store(sample.x + n, x.a);
-        store(sample.x + n + 16, x.b);
-        store(sample.weights + n, w.a);
-        store(sample.weights + n + 16, w.b);
+        const Lanes peak = set1(s.peaks[span]);
+        const Two x = {load(p), load(p + 16)}, w = mul(weight(s, x), others);
+        store_two(sample.x + n, x);
+        store_two(sample.weights + n, {where(less(x.a, peak), w.a), where(less(x.b, peak), w.b)});
     }
     sample.size = n;
-    // of a peak that the sample missed, at least the highest logit's weight is known: 1
-    const double mass = sum_of(sample.weights, n), rest = 0.8 * share * (mass + 1.0 / (kSampledSpans * kSpan / 32));
+    const double mass = sum_of(sample.weights, n), rest = 0.75 * share * mass;
     float low = s.floor, high = s.peak;
     for (int step = 0; step < 9; step++) {
         const float middle = low * 0.5f + high * 0.5f;
@@ -439,7 +447,7 @@ static bool scan_raw(Sampler& s) {
         tail_bad += s.x[i] * 0.0f;
     }
     if (whole < s.spans) s.peaks[whole] = tail;
-    for (int i = s.spans; i % 16 != 0; i++) s.peaks[i] = -kInfinity;
+    for (int i = s.spans; i % 32 != 0; i++) s.peaks[i] = -kInfinity;
     float lanes[16];
     store(lanes, bad);
     for (int i = 0; i < 16; i++) tail_bad += lanes[i];
@@ -543,7 +551,7 @@ static void sample_row(float* logits, int vocab, const SampleRow& row, SampleOut
     s.part.weights = s.part.x + n + 16;
     s.part.ids = s.part.weights + n + 16;
     s.peaks = s.part.ids + n + 16;
-    s.edited = (uint8_t*)(s.peaks + (s.spans + 15) / 16 * 16);
+    s.edited = (uint8_t*)(s.peaks + (s.spans + 31) / 32 * 32);
 
     out.id = -1;
     out.logprob = 0;
