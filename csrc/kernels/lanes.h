@@ -192,11 +192,6 @@ static inline Wide wide_add(Wide sum, Lanes a) {
              _mm256_add_pd(sum.v[2], _mm256_cvtps_pd(_mm256_castps256_ps128(a.hi))),
              _mm256_add_pd(sum.v[3], _mm256_cvtps_pd(_mm256_extractf128_ps(a.hi, 1)))}};
 }
-// From memory, where an element is widened without being moved to the lower half first.
-static inline Wide wide_add(Wide sum, const float* p) {
-    for (int i = 0; i < 4; i++) sum.v[i] = _mm256_add_pd(sum.v[i], _mm256_cvtps_pd(_mm_loadu_ps(p + 4 * i)));
-    return sum;
-}
 static inline void wide_store(double* p, Wide a) {
     for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, a.v[i]);
 }
@@ -335,10 +330,6 @@ static inline Wide wide_zero() {
 }
 static inline Wide wide_add(Wide sum, Lanes a) {
     return {_mm512_add_pd(sum.lo, _mm512_cvtps_pd(low_half(a))), _mm512_add_pd(sum.hi, _mm512_cvtps_pd(high_half(a)))};
-}
-static inline Wide wide_add(Wide sum, const float* p) {
-    return {_mm512_add_pd(sum.lo, _mm512_cvtps_pd(_mm256_loadu_ps(p))),
-            _mm512_add_pd(sum.hi, _mm512_cvtps_pd(_mm256_loadu_ps(p + 8)))};
 }
 static inline void wide_store(double* p, Wide a) {
     _mm512_storeu_pd(p, a.lo);
@@ -527,9 +518,6 @@ static inline Wide wide_zero() {
 }
 static inline Wide wide_add(Wide sum, Lanes a) {
     POTOK_LANES(Wide, sum.v[i] + (double)a.v[i]);
-}
-static inline Wide wide_add(Wide sum, const float* p) {
-    return wide_add(sum, load(p));
 }
 static inline void wide_store(double* p, Wide a) {
     memcpy(p, a.v, sizeof a.v);

@@ -226,7 +226,7 @@ static inline double sum_wide(Wide sum) {
 // n: a multiple of 16.
 static double sum_of(const float* weights, int n) {
     Wide sum = wide_zero();
-    for (int i = 0; i < n; i += 16) sum = wide_add(sum, weights + i);
+    for (int i = 0; i < n; i += 16) sum = wide_add(sum, load(weights + i));
     return sum_wide(sum);
 }
 
@@ -270,11 +270,7 @@ static double gather(Sampler& s, float low) {
         if (!(s.peaks[span] >= least)) continue;
         for (int i = span * kSpan; i < (span + 1) * kSpan; i += 32) {
             const Two x = {load(s.x + i), load(s.x + i + 16)}, w = weight(s, x);
-            if (Whole) {
-                alignas(64) float v[32];
-                store_two(v, w);
-                sum = wide_add(wide_add(sum, v), v + 16);
-            }
+            if (Whole) sum = wide_add(wide_add(sum, w.a), w.b);
             const Mask a = greater_equal(x.a, set1(low)), b = greater_equal(x.b, set1(low));
             if (bits(a) | bits(b)) {
                 const Lanes ids = add(lane, set1((float)i));
