@@ -151,10 +151,6 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), lo)),
             _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), hi))};
 }
-// Keeps operations in the order in which they are written: all of a and b are there before the next one begins.
-static inline void pin(Lanes& a, Lanes& b) {
-    __asm__("" : "+x"(a.lo), "+x"(a.hi), "+x"(b.lo), "+x"(b.hi));
-}
 // whole-number lanes to int32
 static inline void store_i32(int32_t* p, Lanes a) {
     _mm256_storeu_si256((__m256i*)p, _mm256_cvtps_epi32(a.lo));
@@ -294,13 +290,6 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), n));
 }
-#if defined(POTOK_SIMDE)
-static inline void pin(Lanes&, Lanes&) {}
-#else
-static inline void pin(Lanes& a, Lanes& b) {
-    __asm__("" : "+v"(a), "+v"(b));
-}
-#endif
 static inline void store_i32(int32_t* p, Lanes a) {
     _mm512_storeu_si512(p, _mm512_cvtps_epi32(a));
 }
@@ -490,7 +479,6 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     }
     return a;
 }
-static inline void pin(Lanes&, Lanes&) {}
 static inline void store_i32(int32_t* p, Lanes a) {
     for (int i = 0; i < 16; i++) p[i] = (int32_t)a.v[i];
 }

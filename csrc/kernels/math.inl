@@ -5,12 +5,11 @@ constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to a wh
 constexpr float kLog2E = 0x1.715476p+0f;
 
 // e^x / 2^n for the whole number n next to x / ln 2: of x = n ln 2 + r with |r| <= ln 2 / 2, 1 + r + r^2 P(r).
-// V: Lanes, or some of them at once.
-template <class V>
-static inline V exp_fraction(V x, V n) {
+static inline Lanes exp_fraction(Lanes x, Lanes n) {
     // ln 2 in two parts; n times the first is exact
-    const V r = sub(sub(x, mul(n, set1(0x1.63p-1f))), mul(n, set1(-0x1.bd0106p-13f)));
-    V p = add(mul(r, set1(0x1.6a524ep-10f)), set1(0x1.12396ep-7f));
+    const Lanes r = sub(sub(x, mul(n, set1(0x1.63p-1f))), mul(n, set1(-0x1.bd0106p-13f)));
+    Lanes p = set1(0x1.6a524ep-10f);
+    p = add(mul(p, r), set1(0x1.12396ep-7f));
     p = add(mul(p, r), set1(0x1.5558aap-5f));
     p = add(mul(p, r), set1(0x1.555492p-3f));
     p = add(mul(p, r), set1(0x1.fffffcp-2f));

@@ -40,7 +40,7 @@ static inline int padded_vocab(int vocab) {
 
 // Scratch of one sample_row call; 64-byte aligned.
 static inline size_t sample_scratch_bytes(int vocab) {
-    const size_t n = (size_t)padded_vocab(vocab), spans = (n / kSpan + 31) / 32 * 32;
+    const size_t n = (size_t)padded_vocab(vocab), spans = (n / kSpan + 15) / 16 * 16;
     const size_t pools = 6 * (n + 16) * sizeof(float);
     return n * (2 * sizeof(uint64_t) + 3 * sizeof(float)) + pools + spans * (sizeof(float) + 1);
 }

@@ -12,7 +12,7 @@ constexpr float kWeightStep = 0x1p-11f;  // adding and subtracting it rounds to 
 constexpr float kWeightless = -25;       // exp of it or less rounds to the weight 0
 constexpr int64_t kNoCount = INT64_MAX;
 constexpr int kSmallWindow = 32;
-constexpr int kSampledSpans = 16;  // one of so many spans gives 32 ids to a sample of the row
+constexpr int kSampledSpans = 8;  // one of so many spans gives 16 ids to a sample of the row
 
 // The head of the order: how many ids, and the sum of their weights.
 struct Head {
@@ -41,7 +41,7 @@ struct Pool {
 struct Sampler {
     float* x;  // logits, [spans * 64], -inf past the vocabulary
     int vocab, spans;
-    float* peaks;     // [spans], highest logit of each span; -inf up to a multiple of 32
+    float* peaks;     // [spans], highest logit of each span; -inf up to a multiple of 16
     uint8_t* edited;  // [spans], flags
     float peak;       // highest of peaks
     float scale;      // 1 / temperature
@@ -170,49 +170,10 @@ static float span_rank(const Sampler& s, int rank) {
 
 // ---- Weights
 
-// 32 floats. Every operation of a weight waits for the one before, so two Lanes go through them side by side; GCC left
-// alone would finish one and then the other, further apart than the processor looks ahead.
-struct Two {
-    Lanes a, b;
-};
-static inline Two side_by_side(Lanes a, Lanes b) {
-    pin(a, b);
-    return {a, b};
-}
-static inline Two add(Two x, Two y) {
-    return side_by_side(add(x.a, y.a), add(x.b, y.b));
-}
-static inline Two sub(Two x, Two y) {
-    return side_by_side(sub(x.a, y.a), sub(x.b, y.b));
-}
-static inline Two mul(Two x, Two y) {
-    return side_by_side(mul(x.a, y.a), mul(x.b, y.b));
-}
-static inline Two add(Two x, Lanes y) {
-    return side_by_side(add(x.a, y), add(x.b, y));
-}
-static inline Two sub(Two x, Lanes y) {
-    return side_by_side(sub(x.a, y), sub(x.b, y));
-}
-static inline Two mul(Two x, Lanes y) {
-    return side_by_side(mul(x.a, y), mul(x.b, y));
-}
-static inline Two max(Two x, Lanes y) {
-    return side_by_side(max(x.a, y), max(x.b, y));
-}
-static inline Two times_exp2(Two x, Two shifted) {
-    return side_by_side(times_exp2(x.a, shifted.a), times_exp2(x.b, shifted.b));
-}
-
-static inline void store_two(float* p, Two x) {
-    store(p, x.a);
-    store(p + 16, x.b);
-}
-
-static inline Two weight(const Sampler& s, Two x) {
-    const Two z = max(mul(sub(x, set1(s.peak)), set1(s.scale)), set1(kWeightless));
-    const Two shifted = add(mul(z, set1(kLog2E)), set1(kRound));
-    const Two e = times_exp2(exp_fraction(z, sub(shifted, set1(kRound))), shifted);
+static inline Lanes weight(const Sampler& s, Lanes x) {
+    const Lanes z = max(mul(sub(x, set1(s.peak)), set1(s.scale)), set1(kWeightless));
+    const Lanes shifted = add(mul(z, set1(kLog2E)), set1(kRound));
+    const Lanes e = times_exp2(exp_fraction(z, sub(shifted, set1(kRound))), shifted);
     return sub(add(e, set1(kWeightStep)), set1(kWeightStep));
 }
 
@@ -268,15 +229,11 @@ static double gather(Sampler& s, float low) {
     int n = 0;
     for (int span = 0; span < s.spans; span++) {
         if (!(s.peaks[span] >= least)) continue;
-        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 32) {
-            const Two x = {load(s.x + i), load(s.x + i + 16)}, w = weight(s, x);
-            if (Whole) sum = wide_add(wide_add(sum, w.a), w.b);
-            const Mask a = greater_equal(x.a, set1(low)), b = greater_equal(x.b, set1(low));
-            if (bits(a) | bits(b)) {
-                const Lanes ids = add(lane, set1((float)i));
-                append(pool, n, a, x.a, w.a, ids);
-                append(pool, n, b, x.b, w.b, add(ids, set1(16)));
-            }
+        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
+            const Lanes x = load(s.x + i), w = weight(s, x);
+            if (Whole) sum = wide_add(sum, w);
+            const Mask picked = greater_equal(x, set1(low));
+            if (bits(picked)) append(pool, n, picked, x, w, add(lane, set1((float)i)));
         }
     }
     close(s.pool, n);
@@ -314,20 +271,18 @@ static Head head_reaching(const Pool& pool, const float* values, float bound) {
 // A logit below which a little less than `share` of the row's mass lies, as far as can be told from the highest id of
 // every span, which hold most of a steep row's mass, and a sample of the others. The pool's memory takes both.
 static float guess_low(Sampler& s, double share) {
-    const Lanes others = set1(kSampledSpans * kSpan / 32);  // that one of the sample stands for
+    const Lanes others = set1(kSampledSpans * kSpan / 16);  // that one of the sample stands for
     Pool& sample = s.pool;
     int n = 0;
-    for (int i = 0; i < s.spans; i += 32, n += 32) {
-        const Two x = {load(s.peaks + i), load(s.peaks + i + 16)};
-        store_two(sample.x + n, x);
-        store_two(sample.weights + n, weight(s, x));
+    for (int i = 0; i < s.spans; i += 16, n += 16) {
+        const Lanes x = load(s.peaks + i);
+        store(sample.x + n, x);
+        store(sample.weights + n, weight(s, x));
     }
-    for (int span = 0; span < s.spans; span += kSampledSpans, n += 32) {
-        const float* p = s.x + span * kSpan;
-        const Lanes peak = set1(s.peaks[span]);
-        const Two x = {load(p), load(p + 16)}, w = mul(weight(s, x), others);
-        store_two(sample.x + n, x);
-        store_two(sample.weights + n, {where(less(x.a, peak), w.a), where(less(x.b, peak), w.b)});
+    for (int span = 0; span < s.spans; span += kSampledSpans, n += 16) {
+        const Lanes x = load(s.x + span * kSpan), below = set1(s.peaks[span]);
+        store(sample.x + n, x);
+        store(sample.weights + n, where(less(x, below), mul(weight(s, x), others)));
     }
     sample.size = n;
     const double mass = sum_of(sample.weights, n), rest = 0.75 * share * mass;
@@ -443,7 +398,7 @@ static bool scan_raw(Sampler& s) {
         tail_bad += s.x[i] * 0.0f;
     }
     if (whole < s.spans) s.peaks[whole] = tail;
-    for (int i = s.spans; i % 32 != 0; i++) s.peaks[i] = -kInfinity;
+    for (int i = s.spans; i % 16 != 0; i++) s.peaks[i] = -kInfinity;
     float lanes[16];
     store(lanes, bad);
     for (int i = 0; i < 16; i++) tail_bad += lanes[i];
@@ -547,7 +502,7 @@ static void sample_row(float* logits, int vocab, const SampleRow& row, SampleOut
     s.part.weights = s.part.x + n + 16;
     s.part.ids = s.part.weights + n + 16;
     s.peaks = s.part.ids + n + 16;
-    s.edited = (uint8_t*)(s.peaks + (s.spans + 31) / 32 * 32);
+    s.edited = (uint8_t*)(s.peaks + (s.spans + 15) / 16 * 16);
 
     out.id = -1;
     out.logprob = 0;
