@@ -90,18 +90,12 @@ static inline void end(Sums<T>& sums) {
     if (sizeof(T) == 2) store_sums<2 + Set>(sums.v[sizeof(T) - 1][0]);
 }
 
-// The floats of a row of sums (of the low bytes, where there are two). While tiles are in use, port 5 has no 512-bit
-// multiplier: multiplications, fused ones and conversions start once a cycle, not twice, and the chains need many.
-// Additions and shuffles can use the port, so they take the place of what they can.
+// The floats of a row of sums (of the low bytes, where there are two).
 static inline Lanes total(int8_t, const int32_t* sums) {
-    // 1.5 * 2^23 + n has the bits of 1.5 * 2^23 plus n while |n| <= 2^22; here |n| <= 32 * 31 * 127.
-    const __m512i n = _mm512_add_epi32(load_i512(sums), _mm512_set1_epi32(0x4b400000));
-    return sub(_mm512_castsi512_ps(n), set1(12582912.0f));
+    return _mm512_cvtepi32_ps(load_i512(sums));
 }
-
 static inline Lanes total(int16_t, const int32_t* sums) {
-    const __m512i up_a_byte = _mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080);
-    const __m512i high = _mm512_shuffle_epi8(load_i512(sums + kTileHeight * kPanel), up_a_byte);
+    const __m512i high = _mm512_slli_epi32(load_i512(sums + kTileHeight * kPanel), 8);
     return _mm512_cvtepi32_ps(_mm512_add_epi32(high, load_i512(sums)));
 }
 

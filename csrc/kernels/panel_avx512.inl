@@ -1,6 +1,6 @@
-// Panels and rows as every table with AVX-512 reads them: levels and scales in registers of 16 columns, and addresses of
-// rows. POTOK_KEEP pins a vector in a register, POTOK_KEEP_ADDRESS a pointer or a stride: GCC left alone computes them
-// again wherever they are used.
+// Panels and rows as every table with AVX-512 reads them: levels and scales in registers of 16 columns, and addresses
+// of rows. POTOK_KEEP pins a vector in a register, POTOK_KEEP_ADDRESS a pointer or a stride: GCC left alone computes
+// them again wherever they are used.
 #define POTOK_KEEP_ADDRESS(x) __asm__("" : "+r"(x))
 #if defined(POTOK_SIMDE)
 #define POTOK_UNROLL

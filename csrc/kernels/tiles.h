@@ -42,8 +42,7 @@ static inline void load_tile(const void* p, size_t stride) {
 }
 template <int Tile>
 static inline void store_sums(int32_t* p) {
-    for (int r = 0; r < tile_shapes.rows[Tile]; r++)
-        memcpy(p + 16 * r, tiles[Tile][r], tile_shapes.row_bytes[Tile]);
+    for (int r = 0; r < tile_shapes.rows[Tile]; r++) memcpy(p + 16 * r, tiles[Tile][r], tile_shapes.row_bytes[Tile]);
 }
 template <int Sums, int Rows, int Levels, class Byte>
 static inline void dot_tiles() {

@@ -37,8 +37,8 @@ std::vector<std::string> supported_isas() {
     const bool avx512vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
-    const bool amx = avx512vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
-                     tiles_permitted();
+    const bool amx =
+        avx512vnni && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") && tiles_permitted();
 #endif
     if (amx) names.push_back("amx");
     if (avx512vnni) names.push_back("avx512vnni");
