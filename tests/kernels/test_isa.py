@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from potok._native import kernels, supported_isas
@@ -51,7 +52,7 @@ def test_tables_are_listed_best_first_and_scalar_always() -> None:
 
 def test_a_table_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="instruction set 'mmx' is not supported"):
-        kernels.Linear("mmx", 0, 0, b"", 32)
+        kernels.Linear("mmx", 0, 0, np.zeros((16, 128), np.uint8), 32)
 
 
 @pytest.mark.skipif(EMULATED, reason="emulated tables are listed on every CPU")
