@@ -1,6 +1,6 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
 # make test    set up, and run all tests
-# make test-isa    test the AVX-512 kernels on a CPU that has none: emulated in AVX2
+# make test-isa    test the AVX-512 and AMX kernels on a CPU that has neither: emulated in AVX2
 # make bench-engine, bench-kernels, bench-fidelity, bench-peers    measure; benchmarks/README.md says what
 PYTHON ?= python3
 VENV := .venv
@@ -44,7 +44,7 @@ test-isa: $(VENV)/dev
 		-D Python_EXECUTABLE=$(abspath $(BIN)/python) --log-level=WARNING
 	$(BIN)/cmake --build $(ISA) --target _native
 	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
-		tests/kernels tests/sampling tests/invariance -k "avx512vnni or tables_agree or sampling_native" \
+		tests/kernels tests/sampling tests/invariance -k "avx512vnni or amx or tables_agree or sampling_native" \
 		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
 
 check: $(VENV)/dev

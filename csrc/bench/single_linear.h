@@ -1,6 +1,7 @@
 // One linear with all that it needs around it, for tests and measures of single kernels.
 #pragma once
 
+#include <new>
 #include <vector>
 
 #include "formats/pack.h"
@@ -8,6 +9,19 @@
 #include "runtime/arena.h"
 
 namespace potok {
+
+// As in a step, activations begin at a cache line: what straddles two costs a tile of AMX several times as much.
+template <class T>
+struct AtCacheLine {
+    using value_type = T;
+    AtCacheLine() = default;
+    template <class U>
+    explicit AtCacheLine(const AtCacheLine<U>&) {}
+    T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), std::align_val_t{64})); }
+    void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+    bool operator==(const AtCacheLine&) const { return true; }
+    bool operator!=(const AtCacheLine&) const { return false; }
+};
 
 template <class T>
 struct Integers {
@@ -17,7 +31,7 @@ struct Integers {
         const size_t group = (size_t)row * (cols / kGroup);
         return {q.data() + (size_t)row * cols, d.data() + group, s.data() + group, sum.data() + group};
     }
-    std::vector<T> q;
+    std::vector<T, AtCacheLine<T>> q;
     std::vector<float> d, s;
     std::vector<int32_t> sum;
     int cols;

@@ -4,52 +4,15 @@
 //   tile_a8, tile_a16 <form, rows>(panel, rows of integers, k, acc), tile_float <form, rows>(panel, rows, k, acc).
 // Included inside the namespace of an ISA, after lanes.h and decode.inl.
 
+#include "kernels/linear_task.inl"
+//
 #if defined(POTOK_AVX2)
 #include "kernels/linear_avx2.inl"
+#include "kernels/linear_avx2_unpacked.inl"
 #elif defined(POTOK_AVX512)
 #include "kernels/linear_avx512.inl"
 #else
 #include "kernels/linear_scalar.inl"
-#endif
-
-// Not inlined: GCC would unroll it into every tile, three times the code and the time to compile.
-static __attribute__((noinline)) void store_tile(const LinearTask& t, const float* acc, int row, int rows, int panel) {
-    const int column = panel * kPanel;
-    const int n = t.weight->n - column < kPanel ? t.weight->n - column : kPanel;
-    for (int r = 0; r < rows; r++) {
-        float* out = t.out + (size_t)(row + r) * t.ld_out + column;
-        const float* a = acc + r * kPanel;
-        const float* residual = t.residual ? t.residual + (size_t)(row + r) * t.ld_residual + column : 0;
-        if (n == kPanel) {
-            Lanes v = load(a);
-            if (t.bias) v = add(v, load(t.bias + column));
-            if (residual) v = add(v, load(residual));
-            store(out, v);
-        } else {
-            for (int c = 0; c < n; c++) {
-                float v = a[c];
-                if (t.bias) v = v + t.bias[column + c];
-                if (residual) v = v + residual[c];
-                out[c] = v;
-            }
-        }
-    }
-}
-
-template <class T>
-static inline IntRows<T> from_row(const IntRows<T>& a, int row, int k) {
-    const size_t group = (size_t)row * (k / kGroup);
-    return {a.q + (size_t)row * k, a.d + group, a.s + group, a.sum + group};
-}
-
-// Rows or tiles of like size, as few as can be, none above `most`: how many of `left` come next.
-static inline int even_part(int left, int most) {
-    const int parts = (left + most - 1) / most;
-    return (left + parts - 1) / parts;
-}
-
-#if defined(POTOK_AVX2)
-#include "kernels/linear_avx2_unpacked.inl"
 #endif
 
 template <Packed F, Act A, int Rows>

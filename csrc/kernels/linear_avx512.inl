@@ -1,25 +1,12 @@
 // The same chains in AVX-512 with VNNI: a register holds 16 columns, and sums stay in registers over all of k.
 // Activations are broadcast from memory by the instruction that uses them.
-//
-// GCC left alone repeats the unpacking of a weight for every row, does not fold the broadcasts, and makes an address of
-// its own for every row and offset, hence:
-//   POTOK_KEEP pins a vector, POTOK_KEEP_ADDRESS a pointer or a stride; the two dot products are written as assembly.
-#define POTOK_KEEP_ADDRESS(x) __asm__("" : "+r"(x))
-#if defined(POTOK_SIMDE)
-#define POTOK_UNROLL
-#define POTOK_KEEP(x)
-#else
-#define POTOK_UNROLL _Pragma("GCC unroll 16")
-#define POTOK_KEEP(x) __asm__("" : "+v"(x))
-#endif
+// GCC left alone repeats the unpacking of a weight for every row and does not fold the broadcasts, so weights are kept
+// (POTOK_KEEP) and the two dot products are written as assembly.
+#include "kernels/panel_avx512.inl"
 
 // Rows of one tile: 12 sums over k, 12 of a group, and what is left of 32 registers for the weights.
 static constexpr int kTileHeight = 12;
 static constexpr int kAhead = 2560;  // bytes to prefetch
-
-static inline __m512i load_i512(const void* p) {
-    return _mm512_loadu_si512(p);
-}
 
 static inline void prefetch(const uint8_t* p, int bytes) {
     POTOK_UNROLL for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + kAhead + i, _MM_HINT_T0);
@@ -48,25 +35,6 @@ static inline void add_products(__m512i& sum, __m512i w, const int16_t* x) {
 }
 #endif
 
-// Where the rows of a tile stand, in few registers: the address of every fourth row, the stride and three times it.
-template <class T, int Rows>
-struct Addresses {
-    Addresses(const T* first, size_t row_stride) : stride(row_stride), stride3(3 * row_stride) {
-        POTOK_KEEP_ADDRESS(stride3);
-        POTOK_UNROLL for (int i = 0; i < kBases; i++) base[i] = first + 4 * i * stride;
-    }
-    const T* operator[](int row) const { return base[row / 4] + (row % 4 == 3 ? stride3 : row % 4 * stride); }
-    void advance(int n) {
-        POTOK_UNROLL for (int i = 0; i < kBases; i++) {
-            base[i] += n;
-            POTOK_KEEP_ADDRESS(base[i]);
-        }
-    }
-    static constexpr int kBases = (Rows + 3) / 4;
-    const T* base[kBases];
-    size_t stride, stride3;
-};
-
 // The whole sums of one scale. A dot product takes five cycles and two start in each, so few rows need two chains each.
 template <int Rows>
 struct Dots {
@@ -79,60 +47,6 @@ struct Dots {
     static constexpr int kChains = Rows <= 8 ? 2 : 1;
     __m512i v[Rows][kChains];
 };
-
-struct Scales {
-    Lanes d, m;
-};
-
-static inline Lanes unsigned16(const uint8_t* p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
-
-template <Packed F>
-static inline Scales scales_of(const uint8_t* panel, int group, int half) {
-    Scales out;
-    const uint8_t* header = panel + header_at(F, group);
-    const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
-    if (F == Packed::P8K) {
-        out.d =
-            mul(load_f16((const uint16_t*)header), load_i8((const int8_t*)header + 32 + 16 * (2 * (group % 8) + half)));
-    } else if (has_header(F)) {
-        const uint8_t* row = header + 64 + 16 * (group % 8);
-        out.d = mul(load_f16((const uint16_t*)header), unsigned16(row));
-        out.m = _mm512_xor_ps(set1(-0.0f), mul(load_f16((const uint16_t*)(header + 32)), unsigned16(row + 128)));
-    } else {
-        out.d = load_f16((const uint16_t*)own);
-        if (has_minimum(F)) out.m = load_f16((const uint16_t*)(own + 32));
-    }
-    return out;
-}
-
-// `levels` with bit `bit` of the plane's bytes or 16-bit lanes, moved to bit 4, where the mask has it.
-template <Packed F>
-static inline __m512i with_bit4(__m512i levels, const uint8_t* q, int bit, __m512i mask) {
-    if (!has_high_bits(F)) return levels;
-    const __m512i plane = load_i512(q + 256);
-    const __m512i moved = bit <= 4 ? _mm512_slli_epi16(plane, 4 - bit) : _mm512_srli_epi16(plane, bit - 4);
-    return _mm512_ternarylogic_epi32(moved, mask, levels, 0xea);  // moved & mask | levels
-}
-
-// Step 0..7 of a group: k = 4 step + 0..3 of 16 columns, as unsigned bytes.
-template <Packed F>
-static inline __m512i levels_of(int8_t, const uint8_t* q, int step) {
-    const __m512i nibbles = load_i512(q + 64 * (step / 2));
-    const __m512i v = _mm512_and_si512(step % 2 ? _mm512_srli_epi16(nibbles, 4) : nibbles, _mm512_set1_epi8(15));
-    return with_bit4<F>(v, q, step, _mm512_set1_epi8(16));
-}
-
-// Step 0..15 of a group: one pair of k (packed.h) of 16 columns, as 16-bit lanes.
-template <Packed F>
-static inline __m512i levels_of(int16_t, const uint8_t* q, int step) {
-    if (!has_nibbles(F)) return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(q + 32 * step)));
-    const int j = step / 4, p = step % 4, shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
-    const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * j), shift);
-    const __m512i v = shift == 12 ? moved : _mm512_and_si512(moved, _mm512_set1_epi16(15));
-    return with_bit4<F>(v, q, 2 * j + p / 2 + 8 * (p % 2), _mm512_set1_epi16(16));
-}
 
 // Sums are exact in int32: |dot| <= 32 * 31 * 32767 for 5-bit levels, 32 * 128 * 32767 < 2^28 for bytes.
 template <Packed F, int Rows, class T>

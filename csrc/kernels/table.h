@@ -122,5 +122,8 @@ const Kernels& kernels();
 namespace avx512vnni {
 const Kernels& kernels();
 }
+namespace amx {
+const Kernels& kernels();
+}
 
 }  // namespace potok

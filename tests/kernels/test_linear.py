@@ -63,11 +63,25 @@ def test_every_division_into_tiles_equals_scalar(isa: str, name: str, act: int) 
 
 
 @pytest.mark.parametrize(("name", "act"), COMBINATIONS)
+@pytest.mark.parametrize("isa", FAST)
+def test_row_counts_around_a_tile_of_16_equal_scalar(isa: str, name: str, act: int) -> None:
+    """AMX unpacks a panel for 128 rows, and at most 32 (A8) or 8 (A16) groups of it at a time."""
+    rng = np.random.default_rng(5)
+    large = BY_NAME[name].qblock_elements == 256
+    for k in (256, 1280) if large else (32, 64, 288, 1056):
+        weight = random_weight(rng, BY_NAME[name], 17, k)
+        x = rng.standard_normal((130, k), dtype=np.float32)
+        whole = run("scalar", name, act, weight, x)
+        for rows in (15, 16, 17, 20, 31, 32, 33, 48, 100, 130):
+            assert run(isa, name, act, weight, x[:rows]).tobytes() == whole[:rows].tobytes()
+
+
+@pytest.mark.parametrize(("name", "act"), COMBINATIONS)
 @pytest.mark.parametrize("isa", supported_isas())
 def test_a_row_never_depends_on_its_neighbours(isa: str, name: str, act: int) -> None:
     rng = np.random.default_rng(1)
     weight = random_weight(rng, BY_NAME[name], 48, 256)
-    x = rng.standard_normal((13, 256), dtype=np.float32)
+    x = rng.standard_normal((21, 256), dtype=np.float32)
     together = run(isa, name, act, weight, x)
     for i in range(len(x)):
         assert run(isa, name, act, weight, x[i : i + 1]).tobytes() == together[i].tobytes()
@@ -91,7 +105,7 @@ def test_extreme_levels_do_not_overflow(isa: str, name: str, act: int) -> None:
     """Largest activations of either sign against the smallest and largest bytes, scale 1 where the type has a half."""
     format = BY_NAME[name]
     k = 512
-    x = np.ones((4, k), np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
+    x = np.ones((18, k), np.float32) * np.array([[1], [-1]] * 9, np.float32)
     half_at = {"Q6_K": 208, "Q3_K": 108}.get(name, 0)
     for fill in (0x00, 0x7F, 0x80, 0xFF):
         qblocks = np.full((16, k // format.qblock_elements, format.qblock_bytes), fill, np.uint8)
@@ -112,5 +126,5 @@ def test_random_bytes_equal_scalar(isa: str, name: str, act: int) -> None:
     rng = np.random.default_rng(3)
     k, n = 256, 48
     weight = rng.integers(0, 256, (n, BY_NAME[name].nbytes(k)), dtype=np.uint8)
-    x = rng.standard_normal((6, k), dtype=np.float32)
+    x = rng.standard_normal((22, k), dtype=np.float32)
     np.testing.assert_array_equal(run(isa, name, act, weight, x), run("scalar", name, act, weight, x))
