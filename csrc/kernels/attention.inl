@@ -8,7 +8,7 @@
 // Included inside the namespace of an ISA, after lanes.h and math.inl.
 
 // Sums stay in registers only where the loops over them are gone before anything else is done to the function.
-#define POTOK_UNROLL _Pragma("GCC unroll 16")
+#define POTOK_FLAT _Pragma("GCC unroll 16")
 // What is read before this is read again after it, and not kept in a register until then.
 #define POTOK_AGAIN __asm__ volatile("" ::: "memory")
 
@@ -26,8 +26,7 @@ static constexpr KvType kv_type_of() {
     return sizeof(T) == 1 ? KvType::I8 : sizeof(T) == 2 ? KvType::F16 : KvType::F32;
 }
 
-// From so many query rows on, a tile is made floats once for all of them: 8 conversions of 16 lanes for each token and
-// 64 elements, against as many multiply-adds for each row.
+// From so many query rows on, a tile is made floats once for all of them, and not again by every row tile.
 static constexpr int kRowsOfFloats = 10;
 static constexpr int kTileParts = kTileTokens / 16;  // a block holds whole parts
 
@@ -47,7 +46,8 @@ struct KvTile {
 };
 
 // Memory of the tile that comes next, asked for piece by piece while this one is computed: its blocks lie anywhere, so
-// the processor cannot guess them.
+// the processor cannot guess them. Into the second cache, the first is full of this tile. Decode from 750 MB of f16,
+// one thread of a machine that streams 11.2 GB/s: 11.1 GB/s in AVX-512 and 9.1 in AVX2, against 9.2 and 6.4 without.
 struct Fetch {
     const char* runs[kTileParts];
     int run, num_runs;
@@ -56,7 +56,7 @@ struct Fetch {
     void piece() {
         if (run == num_runs) return;
         const size_t stop = run_bytes - at > 32 * 64 ? at + 32 * 64 : run_bytes;
-        for (; at < stop; at += 64) __builtin_prefetch(runs[run] + at);
+        for (; at < stop; at += 64) __builtin_prefetch(runs[run] + at, 0, 2);
         if (at >= run_bytes) {
             at = 0;
             run++;
@@ -69,8 +69,8 @@ struct Fetch {
 static constexpr int kQueryFloats = kMaxHeadDim + 16;
 
 struct QueryRow {
-    float* partial;  // of the segment at hand: out[head_dim], max, sum
-    float* total;    // of the segments before, in the same form
+    float* partial;  // of the span at hand: out[head_dim], max, sum
+    float* total;    // of the spans before, in the same form
     int position;
 };
 
@@ -80,19 +80,19 @@ static inline __attribute__((always_inline)) void add_products(const float* x, i
                                                                Lanes (&c)[Rows][N]) {
     if constexpr (Rows * N + N < kRegisters) {
         Lanes v[N];
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int j = 0; j < N; j++) v[j] = load_kv(y[j]);
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int r = 0; r < Rows; r++) {
             const Lanes u = broadcast(x + r * ld_x);
-            POTOK_UNROLL
+            POTOK_FLAT
             for (int j = 0; j < N; j++) c[r][j] = fma(u, v[j], c[r][j]);
         }
     } else {
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int j = 0; j < N; j++) {
             const Lanes v = load_kv(y[j]);
-            POTOK_UNROLL
+            POTOK_FLAT
             for (int r = 0; r < Rows; r++) c[r][j] = fma(broadcast(x + r * ld_x), v, c[r][j]);
             POTOK_AGAIN;
         }
@@ -104,23 +104,23 @@ template <class T, int Rows, int N>
 static inline void score_tokens(const float* q, const T* const* k, int ld_k, int head_dim, float* s, Fetch& next) {
     Lanes c[Rows][N];
     const T* key[N];
-    POTOK_UNROLL
+    POTOK_FLAT
     for (int j = 0; j < N; j++) {
         key[j] = k[j];
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int r = 0; r < Rows; r++) c[r][j] = set1(0);
     }
     for (int piece = 0; piece < head_dim; piece += 16) {
         next.piece();
         for (int d = piece; d < piece + 16; d++) {
             add_products<T, Rows, N>(q + d, kQueryFloats, key, c);
-            POTOK_UNROLL
+            POTOK_FLAT
             for (int j = 0; j < N; j++) key[j] += ld_k;
         }
     }
-    POTOK_UNROLL
+    POTOK_FLAT
     for (int r = 0; r < Rows; r++) {
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int j = 0; j < N; j++) store(s + r * kTileTokens + 16 * j, c[r][j]);
     }
 }
@@ -131,9 +131,9 @@ template <class T, int Rows, int N>
 static inline void add_values(const QueryRow* rows, const float* p, const T* const* v, int begin, int end, int head_dim,
                               int d, const float* fade, Fetch& next) {
     Lanes c[Rows][N];
-    POTOK_UNROLL
+    POTOK_FLAT
     for (int r = 0; r < Rows; r++) {
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int j = 0; j < N; j++) {
             c[r][j] = fade ? mul(load(rows[r].partial + d + 16 * j), set1(fade[r])) : set1(0);
         }
@@ -142,17 +142,17 @@ static inline void add_values(const QueryRow* rows, const float* p, const T* con
         next.piece();
         const int first = begin > 16 * part ? begin : 16 * part, stop = end < 16 * part + 16 ? end : 16 * part + 16;
         const T* value[N];
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int j = 0; j < N; j++) value[j] = v[part] + (size_t)(first - 16 * part) * head_dim + d + 16 * j;
         for (int t = first; t < stop; t++) {
             add_products<T, Rows, N>(p + t, kTileTokens, value, c);
-            POTOK_UNROLL
+            POTOK_FLAT
             for (int j = 0; j < N; j++) value[j] += head_dim;
         }
     }
-    POTOK_UNROLL
+    POTOK_FLAT
     for (int r = 0; r < Rows; r++) {
-        POTOK_UNROLL
+        POTOK_FLAT
         for (int j = 0; j < N; j++) store(rows[r].partial + d + 16 * j, c[r][j]);
     }
 }
@@ -180,8 +180,8 @@ static inline void scale_tokens(float* p, const float* const* scales, const int*
     }
 }
 
-// The online softmax: scores s [count][64] of a tile become weights, and the rows' greatest score and sum of weights are
-// brought up to date. fade: what the partials are to be multiplied with; a row that sees nothing keeps its own.
+// The online softmax: scores s [count][64] of a tile become weights, and the rows' greatest score and sum of weights
+// are brought up to date. fade: what the partials are to be multiplied with; a row that sees nothing keeps its own.
 static __attribute__((noinline, flatten)) void soften(const QueryRow* rows, int count, const int* tokens, int head_dim,
                                                       bool first, float* s, float* fade) {
     const Lanes nothing = set1(-__builtin_inff());
@@ -219,10 +219,10 @@ static __attribute__((noinline, flatten)) void soften(const QueryRow* rows, int 
     }
 }
 
-// The tile at token `start`. first: of its segment, so that partials begin here. s: scores [Rows][64].
+// The tile at token `start`. first: of its span, so that partials begin here. s: scores [Rows][64].
 template <class T, int Rows>
-static __attribute__((noinline)) void attend_tile(const KvTile<T>& tile, const float* q, const QueryRow* rows, int head_dim, int start, bool first,
-                        float* s, Fetch& next) {
+static __attribute__((noinline)) void attend_tile(const KvTile<T>& tile, const float* q, const QueryRow* rows,
+                                                  int head_dim, int start, bool first, float* s, Fetch& next) {
     constexpr int N = lanes_of_rows<Rows>();
     int tokens[Rows];  // of this tile that the row sees
     int most = 0, least = kTileTokens;
@@ -302,7 +302,8 @@ static inline KvTile<T> find_tile(const AttentionTask& t, int start, int tokens)
 
 // The same tile with K [head_dim][64] and V [64][head_dim] as floats at `out`.
 template <class T>
-static __attribute__((noinline)) KvTile<float> tile_of_floats(const KvTile<T>& tile, int head_dim, int tokens, float* out) {
+static __attribute__((noinline)) KvTile<float> tile_of_floats(const KvTile<T>& tile, int head_dim, int tokens,
+                                                              float* out) {
     KvTile<float> floats{};
     float* values = out + (size_t)kTileTokens * head_dim;
     const int parts = (tokens + 15) / 16;
@@ -341,7 +342,7 @@ template <class T>
 static void visit_tile(const AttentionTask& t, const QueryRow* rows, int count, int start, int end, bool first) {
     float* q = scratch_partial(t, 2 * count);
     float* s = q + (size_t)count * kQueryFloats;
-    float* floats = s + 16 * kTileTokens;
+    float* floats = s + kTileRows * kTileTokens;
     const int tokens = end - start < kTileTokens ? end - start : kTileTokens;
     const KvTile<T> tile = find_tile<T>(t, start, tokens);
     Fetch next = fetch_of<T>(t, start + kTileTokens, end);
@@ -351,7 +352,8 @@ static void visit_tile(const AttentionTask& t, const QueryRow* rows, int count, 
         const KvTile<float> wide = tile_of_floats<T>(tile, t.head_dim, tokens, floats);
         for (int i = 0; i < tiles; i++) {
             const int row = count * i / tiles, n = count * (i + 1) / tiles - row;
-            attend_rows<float, kTileRows>(n, wide, q + row * kQueryFloats, rows + row, t.head_dim, start, first, s, next);
+            attend_rows<float, kTileRows>(n, wide, q + row * kQueryFloats, rows + row, t.head_dim, start, first, s,
+                                          next);
         }
     } else {
         for (int i = 0; i < tiles; i++) {
@@ -361,8 +363,8 @@ static void visit_tile(const AttentionTask& t, const QueryRow* rows, int count, 
     }
 }
 
-// total = total * exp(M - max) + partial * exp(m - max), for the rows that see something of the segment at `start`.
-static void merge_segment(QueryRow* rows, int count, int head_dim, int start) {
+// total = total * exp(M - max) + partial * exp(m - max), for the rows that see something of the span at `start`.
+static void merge_span(QueryRow* rows, int count, int head_dim, int start) {
     for (int i = 0; i < count; i++) {
         QueryRow& row = rows[i];
         if (row.position < start) continue;
@@ -399,22 +401,22 @@ static void attention_of(const AttentionTask& t) {
     }
     const int end = t.end < seen ? t.end : seen;
 
-    for (int segment = t.out ? 0 : t.begin; segment < (t.out ? seen : end); segment += kSegmentTokens) {
-        const bool kept = !t.out || segment < t.begin || segment >= end;
+    for (int span = t.out ? 0 : t.begin; span < (t.out ? seen : end); span += kSpanTokens) {
+        const bool kept = !t.out || span < t.begin || span >= end;
         for (int i = 0; i < count; i++) {
             if (kept) {
                 const int row = t.rows[i / t.group], head = t.kv_head * t.group + i % t.group;
-                const size_t at = t.partial0[row] + (size_t)(segment / kSegmentTokens) * heads + head;
+                const size_t at = t.partial0[row] + (size_t)(span / kSpanTokens) * heads + head;
                 rows[i].partial = t.partials + at * partial_floats(t.head_dim);
             } else {
-                rows[i].partial = scratch_partial(t, 2 * i + (segment > 0));
+                rows[i].partial = scratch_partial(t, 2 * i + (span > 0));
             }
         }
-        const int stop = segment + kSegmentTokens < end ? segment + kSegmentTokens : end;
-        for (int start = segment > t.begin ? segment : t.begin; start < stop; start += kTileTokens) {
-            visit_tile<T>(t, rows, count, start, end, start == segment);
+        const int stop = span + kSpanTokens < end ? span + kSpanTokens : end;
+        for (int start = span > t.begin ? span : t.begin; start < stop; start += kTileTokens) {
+            visit_tile<T>(t, rows, count, start, end, start == span);
         }
-        if (t.out) merge_segment(rows, count, t.head_dim, segment);
+        if (t.out) merge_span(rows, count, t.head_dim, span);
     }
     if (!t.out) return;
     for (int i = 0; i < count; i++) {
@@ -438,3 +440,6 @@ static void attention(const AttentionTask& t) {
             break;
     }
 }
+
+#undef POTOK_FLAT
+#undef POTOK_AGAIN

@@ -26,9 +26,8 @@ namespace POTOK_ISA {
 
 #if defined(POTOK_AVX2)
 
-static constexpr int kSums = 6;      // Lanes to sum in that leave registers for the operands
+static constexpr int kSums = 6;       // Lanes to sum in that leave registers for the operands
 static constexpr int kRegisters = 8;  // Lanes that the registers hold
-static constexpr int kTileRows = 6;  // query rows of attention that share the loads of a KV tile, at most 16
 struct Lanes {
     __m256 lo, hi;
 };
@@ -165,7 +164,6 @@ static inline float f16_to_f32(uint16_t h) {
 
 static constexpr int kSums = 24;
 static constexpr int kRegisters = 32;
-static constexpr int kTileRows = 12;
 using Lanes = __m512;
 using Mask = __mmask16;
 
@@ -287,7 +285,6 @@ static inline float f16_to_f32(uint16_t h) {
 
 static constexpr int kSums = 6;
 static constexpr int kRegisters = 8;
-static constexpr int kTileRows = 6;
 struct Lanes {
     float v[16];
 };

@@ -45,8 +45,8 @@ void AttentionPlan::make(const StepView& step, const AttentionSizes& sizes) {
     for (int s = 0; s < step.segments; s++) total += cost(rows_of(s), to_[s] - from_[s]);
     const int64_t limit = total * sizes.kv_heads / tasks;
     for (int s = 0; s < step.segments; s++) {
-        const int begin = up(from_[s], kSegmentTokens);
-        if (rows_of(s) > rows_per_task_ || to_[s] - begin <= kSegmentTokens) continue;
+        const int begin = up(from_[s], kSpanTokens);
+        if (rows_of(s) > rows_per_task_ || to_[s] - begin <= kSpanTokens) continue;
         if (cost(rows_of(s), to_[s] - begin) <= limit) continue;
         runs_.push_back({s, step.q_indptr[s], rows_of(s), begin, to_[s]});
         to_[s] = begin;
@@ -72,15 +72,15 @@ void AttentionPlan::share() {
     const StepView& s = *step_;
     const int block_size = sizes_.block_size;
     const auto table = [&](int segment) { return s.kv_blocks + s.kv_indptr[segment]; };
-    const auto blocks = [&](int segment) {
-        return down(s.positions[s.q_indptr[segment]], kTileTokens) / block_size;
-    };
+    const auto blocks = [&](int segment) { return down(s.positions[s.q_indptr[segment]], kTileTokens) / block_size; };
     sharing_.clear();
     for (int i = 0; i < s.segments; i++) {
         if (blocks(i) > 0 && rows_of(i) <= rows_per_task_) sharing_.push_back(i);
     }
+    // In any order that brings equal beginnings together; memcmp is the fastest.
     std::sort(sharing_.begin(), sharing_.end(), [&](int a, int b) {
-        return std::lexicographical_compare(table(a), table(a) + blocks(a), table(b), table(b) + blocks(b));
+        const int order = memcmp(table(a), table(b), sizeof(int32_t) * std::min(blocks(a), blocks(b)));
+        return order != 0 ? order < 0 : blocks(a) < blocks(b);
     });
     common_.assign(sharing_.size(), 0);
     for (size_t i = 1; i < sharing_.size(); i++) {
@@ -93,10 +93,10 @@ void AttentionPlan::share() {
 
 // Runs for the segments sharing_[first, last), at least two, of which all tokens before `begin` are visited by others.
 // What all of them share is one run. Where some share more than that, they have a run of their own: it begins with a
-// segment of 512, so those tokens are read again, unless that is dearer than what is won.
+// span, so those tokens are read again, unless that is dearer than what is won.
 void AttentionPlan::cover(int first, int last, int begin) {
     const auto least = [&](int from, int to) { return *std::min_element(&common_[from] + 1, &common_[0] + to); };
-    const int end = least(first, last), whole = down(end, kSegmentTokens);
+    const int end = least(first, last), whole = down(end, kSpanTokens);
     std::vector<int32_t> all(sharing_.begin() + first, sharing_.begin() + last), rest;
     for (int i = first; i < last;) {
         int next = i + 1;
@@ -125,13 +125,13 @@ void AttentionPlan::run_ahead(const std::vector<int32_t>& segments, int begin, i
     runs_.push_back({segments[0], row0, (int)rows_.size() - row0, begin, end});
 }
 
-// Items of even heights; where they cost more than `limit`, of several segments of 512 each.
+// Items of even heights; where they cost more than `limit`, of several spans.
 void AttentionPlan::cut(const Run& run, int64_t limit) {
     const int most = std::max(1, kTaskRows / sizes_.group()), parts = (run.num_rows + most - 1) / most;
     for (int part = 0; part < parts; part++) {
         const int row0 = run.num_rows * part / parts, rows = run.num_rows * (part + 1) / parts - row0;
-        const int64_t fitting = down((int)std::min<int64_t>(limit / cost(rows, 1), run.end), kSegmentTokens);
-        const int tokens = std::max(kSegmentTokens, (int)fitting);
+        const int64_t fitting = down((int)std::min<int64_t>(limit / cost(rows, 1), run.end), kSpanTokens);
+        const int tokens = std::max(kSpanTokens, (int)fitting);
         for (int begin = run.begin; begin < run.end; begin += tokens) {
             const int end = std::min(begin + tokens, run.end);
             for (int h = 0; h < sizes_.kv_heads; h++) {
@@ -144,14 +144,15 @@ void AttentionPlan::cut(const Run& run, int64_t limit) {
 void AttentionPlan::end_segment(int segment) {
     const int first = step_->q_indptr[segment], last = step_->q_indptr[segment + 1];
     for (int row = first; row < last; row += rows_per_task_) {
-        const int rows = std::min(rows_per_task_, last - row), end = std::min(to_[segment], step_->positions[row + rows - 1] + 1);
+        const int rows = std::min(rows_per_task_, last - row),
+                  end = std::min(to_[segment], step_->positions[row + rows - 1] + 1);
         for (int h = 0; h < sizes_.kv_heads; h++) {
             ending_.push_back({segment, h, row, rows, from_[segment], end, cost(rows, end - from_[segment])});
         }
     }
 }
 
-// Room for the partials of every segment that some task works ahead for.
+// Room for the partials of every row that some task works ahead for.
 void AttentionPlan::keep_partials() {
     partial0_.resize(step_->tokens);
     size_t kept = 0;
@@ -159,7 +160,7 @@ void AttentionPlan::keep_partials() {
         if (from_[s] == 0 && to_[s] == context(s)) continue;
         for (int row = step_->q_indptr[s]; row < step_->q_indptr[s + 1]; row++) {
             partial0_[row] = (int32_t)kept;
-            kept += (size_t)up(context(s), kSegmentTokens) / kSegmentTokens * sizes_.heads;
+            kept += (size_t)up(context(s), kSpanTokens) / kSpanTokens * sizes_.heads;
         }
     }
     const size_t floats = kept * partial_floats(sizes_.head_dim) + 16;

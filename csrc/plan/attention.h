@@ -1,9 +1,9 @@
 // How the attention of one step is cut into tasks; the same tasks serve every layer.
 //
-// Most rows are ended by one task for each KV head. Two things are worth a task ahead of that one, which leaves partials
-// of what it visits (docs/numerics.md: rows carry them on, and merge them in ascending order, so not a bit changes):
-// whole tiles that several segments hold in the same blocks are read once for all their rows; and where there are too
-// few rows for the threads, a long context is visited by several tasks.
+// Most rows are ended by one task for each KV head. Two things are worth a task ahead of that one, which leaves
+// partials of what it visits (docs/numerics.md: rows carry them on, and merge them in ascending order, so not a bit
+// changes): whole tiles that several segments hold in the same blocks are read once for all their rows; and where there
+// are too few rows for the threads, a long context is visited by several tasks.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class AttentionPlan {
     void describe(const AttentionItem& item, AttentionTask& task);
 
  private:
-    // Rows that visit tokens [begin, end) ahead; begin is the first of a segment of 512.
+    // Rows that visit tokens [begin, end) ahead; begin is the first of a span.
     struct Run {
         int32_t segment, row0, num_rows, begin, end;
     };
