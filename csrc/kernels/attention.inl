@@ -56,11 +56,11 @@ struct Fetch {
     void piece() {
         if (run == num_runs) return;
         const size_t stop = run_bytes - at > 32 * 64 ? at + 32 * 64 : run_bytes;
-        for (; at < stop; at += 64) __builtin_prefetch(runs[run] + at, 0, 2);
-        if (at >= run_bytes) {
-            at = 0;
-            run++;
-        }
+        const char* memory = runs[run];
+#pragma GCC unroll 8
+        for (size_t i = at; i < stop; i += 64) __builtin_prefetch(memory + i, 0, 2);
+        at = stop < run_bytes ? stop : 0;
+        run += at == 0;
     }
 };
 
