@@ -41,11 +41,16 @@ ROUNDS = 7
 #: A weight that stays in the second cache in every format, and one that no cache holds.
 CACHED_ROWS, CACHED_K = 128, 768
 STREAMED = "linear, streamed"
+STREAMED_DECODE = "attention, decode streamed"
 STREAM_K = 2048
 STREAM_BYTES = 1 << 27
+STREAM_KV_BYTES = 600 << 20
 
 CONTEXT = 512  # tokens
 PROMPT_ROWS = 64
+LONG_CONTEXT = 8192
+SHARING = 32  # requests that hold the same SHARED tokens, and some of their own
+SHARED, OWN = 1024, 32
 HEAD_DIM = 64
 BLOCK_SIZE = 32
 #: Element types of K and V: numpy's, the number in csrc/kernels/table.h, bytes of scales for a token and head.
@@ -136,6 +141,7 @@ def cached_cases(isa: str, rows: list[int]) -> Iterator[Case]:
         for heads, kv_heads in ((9, 3), (32, 8)):
             yield attention_case(isa, kv, heads, kv_heads, 1, DECODE_GOAL if kv == "f16" else None)
             yield attention_case(isa, kv, heads, kv_heads, PROMPT_ROWS, PROMPT_GOAL)
+        yield shared_case(isa, kv, 9, 3)
     yield from sampling_cases(isa)
 
 
@@ -145,6 +151,9 @@ def streamed_cases(isa: str, only: str) -> Iterator[Case]:
         if cheapest and only in f"{STREAMED} {format.name} {act.name}":
             n = STREAM_BYTES // format.nbytes(STREAM_K) // 16 * 16
             yield linear_case(isa, format, act, 1, n, STREAM_K, streamed=True)
+    for kv in KV_TYPES:
+        if only in f"{STREAMED_DECODE} {kv}":
+            yield streamed_decode_case(isa, kv, 9, 3)
 
 
 def linears() -> Iterator[tuple[Format, Activation]]:
@@ -208,28 +217,71 @@ def random_weight(rng: np.random.Generator, format: Format, n: int, k: int) -> n
     return np.tile(raw, (-(-n // len(raw)), 1))[:n]
 
 
+class KvMemory:
+    """K and V of one layer, in blocks. kv: uint8 [num_blocks, bytes]; values of no interest, but no subnormal ones."""
+
+    def __init__(self, kv_type: str, kv_heads: int, num_blocks: int) -> None:
+        dtype, self.number, scale_bytes = KV_TYPES[kv_type]
+        self.kv_heads = kv_heads
+        rng = np.random.default_rng(kv_heads)
+        few = min(num_blocks, 64)
+        values = rng.standard_normal((few, kv_heads, 2 * BLOCK_SIZE * HEAD_DIM), dtype=np.float32)
+        values = (values * (40 if kv_type == "int8" else 1)).astype(dtype)
+        scales = np.full((few, kv_heads, 2 * BLOCK_SIZE * scale_bytes // 4), 1 / 40, np.float32)
+        blocks = np.concatenate([values.view(np.uint8), scales.view(np.uint8)], axis=2).reshape(few, -1)
+        self.kv = np.tile(blocks, (-(-num_blocks // few), 1))[:num_blocks]
+        self.order = rng.permutation(num_blocks).astype(np.int32)
+
+    def attention(self, isa: str, heads: int, rows: list[int], tables: list[np.ndarray]) -> Callable[[int], object]:
+        """The last `rows` tokens of each context, which its table covers exactly."""
+        q = np.random.default_rng(0).standard_normal((sum(rows), heads * HEAD_DIM), dtype=np.float32) / 8
+        out = np.empty_like(q)
+        ends = [BLOCK_SIZE * len(table) for table in tables]
+        positions = np.concatenate([np.arange(end - n, end) for n, end in zip(rows, ends, strict=True)])
+        indptr = [np.cumsum([0, *sizes]).astype(np.int32) for sizes in (rows, map(len, tables))]
+        step = indptr[0], positions.astype(np.int32), indptr[1], np.concatenate(tables)
+        sizes = self.kv_heads, HEAD_DIM, BLOCK_SIZE
+        return lambda repeat: kernels.attention(isa, q, self.kv, *step, *sizes, out, self.number, repeat=repeat)
+
+
 def attention_case(isa: str, kv_type: str, heads: int, kv_heads: int, rows: int, goal: float | None) -> Case:
     """The last `rows` rows of a context, its blocks in random places."""
-    dtype, number, scale_bytes = KV_TYPES[kv_type]
-    rng = np.random.default_rng(heads)
-    num_blocks = CONTEXT // BLOCK_SIZE
-    shape = (num_blocks, kv_heads, 2 * BLOCK_SIZE * HEAD_DIM)
-    values = (rng.standard_normal(shape, dtype=np.float32) * (40 if kv_type == "int8" else 1)).astype(dtype)
-    scales = np.full((num_blocks, kv_heads, 2 * BLOCK_SIZE * scale_bytes // 4), 1 / 40, np.float32)
-    kv = np.concatenate([values.view(np.uint8), scales.view(np.uint8)], axis=2).reshape(num_blocks, -1)
-    table = rng.permutation(num_blocks).astype(np.int32)
-    q = rng.standard_normal((rows, heads * HEAD_DIM), dtype=np.float32) / 8
-    out = np.empty_like(q)
-    position = CONTEXT - rows
-    pairs = sum(range(position + 1, CONTEXT + 1))
-
-    def call(repeat: int) -> None:
-        sizes = (kv_heads, HEAD_DIM, BLOCK_SIZE, position)
-        kernels.attention(isa, q, kv, table, *sizes, out, 16, kv_type=number, repeat=repeat)
-
+    memory = KvMemory(kv_type, kv_heads, CONTEXT // BLOCK_SIZE)
+    pairs = sum(range(CONTEXT - rows + 1, CONTEXT + 1))
     name = "attention, decode" if rows == 1 else "attention, prompt"
+    call = memory.attention(isa, heads, [rows], [memory.order])
     return Case(
         name, f"{kv_type} KV, {heads}/{kv_heads} heads", rows, isa, call, 2 * heads * HEAD_DIM * pairs, goal=goal
+    )
+
+
+def shared_case(isa: str, kv_type: str, heads: int, kv_heads: int) -> Case:
+    """Requests that decode after a common prefix in the same blocks."""
+    common, own = SHARED // BLOCK_SIZE, OWN // BLOCK_SIZE
+    memory = KvMemory(kv_type, kv_heads, common + SHARING * own)
+    private = memory.order[common:].reshape(SHARING, own)
+    tables = [np.concatenate([memory.order[:common], blocks]) for blocks in private]
+    call = memory.attention(isa, heads, [1] * SHARING, tables)
+    macs = 2 * heads * HEAD_DIM * SHARING * (SHARED + OWN)
+    return Case(f"attention, {SHARED} shared", f"{kv_type} KV, {heads}/{kv_heads} heads", SHARING, isa, call, macs)
+
+
+def streamed_decode_case(isa: str, kv_type: str, heads: int, kv_heads: int) -> Case:
+    """Requests at a long context each, whose blocks no cache holds."""
+    count = LONG_CONTEXT // BLOCK_SIZE
+    dtype, _, scale_bytes = KV_TYPES[kv_type]
+    token_bytes = 2 * kv_heads * (HEAD_DIM * np.dtype(dtype).itemsize + scale_bytes)
+    requests = STREAM_KV_BYTES // (token_bytes * LONG_CONTEXT)
+    memory = KvMemory(kv_type, kv_heads, requests * count)
+    call = memory.attention(isa, heads, [1] * requests, list(memory.order.reshape(requests, count)))
+    return Case(
+        STREAMED_DECODE,
+        f"{kv_type} KV, {heads}/{kv_heads} heads, {LONG_CONTEXT} tokens",
+        requests,
+        isa,
+        call,
+        macs=2 * heads * HEAD_DIM * requests * LONG_CONTEXT,
+        nbytes=requests * LONG_CONTEXT * token_bytes,
     )
 
 

@@ -1,14 +1,17 @@
 // Single kernels of a named table, for tests that compare tables bit by bit and for micro-benchmarks.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "bench/single_linear.h"
 #include "bind/bind.h"
 #include "formats/pack.h"
+#include "plan/attention.h"
 #include "runtime/isa.h"
 
 namespace nb = nanobind;
@@ -78,38 +81,45 @@ void rope_kv(const std::string& isa, Vector<const float> qkv, Vector<const float
     kernels_of(isa).rope_kv(t);
 }
 
-void attention(const std::string& isa, Matrix<const float> q, Matrix<const uint8_t> kv, Vector<const int32_t> blocks,
-               int kv_heads, int head_dim, int block_size, int position, Matrix<float> out, int rows_per_task,
-               int kv_type, int repeat) {
+// One step's attention on one thread, cut as for `threads`. Gives the number of tiles of 64 tokens that all its tasks
+// visit for one KV head, and of tasks that worked ahead.
+std::pair<int, int> attention(const std::string& isa, Matrix<const float> q, Matrix<const uint8_t> kv,
+                              Vector<const int32_t> q_indptr, Vector<const int32_t> positions,
+                              Vector<const int32_t> kv_indptr, Vector<const int32_t> kv_blocks, int kv_heads,
+                              int head_dim, int block_size, Matrix<float> out, int kv_type, int threads, int repeat) {
     const Kernels& kernels = kernels_of(isa);
+    StepView step{};
+    step.tokens = (int32_t)q.shape(0);
+    step.segments = (int32_t)q_indptr.shape(0) - 1;
+    step.positions = positions.data();
+    step.q_indptr = q_indptr.data();
+    step.kv_indptr = kv_indptr.data();
+    step.kv_blocks = kv_blocks.data();
+    AttentionPlan plan;
+    plan.make(step, {(int)q.shape(1) / head_dim, kv_heads, head_dim, block_size, threads});
+    std::vector<float> scratch(attention_scratch_floats(kTaskRows, head_dim) + 16);
     AttentionTask t{};
     t.q = q.data();
-    t.ld_q = (int)q.shape(1);
+    t.ld_q = t.ld_out = (int)q.shape(1);
     t.kv = kv.data();
     t.kv_type = (KvType)kv_type;
     t.block_stride = kv.shape(1);
-    t.blocks = blocks.data();
-    t.block_size = block_size;
-    t.head_dim = head_dim;
-    t.num_kv_heads = kv_heads;
-    t.group = (int)q.shape(1) / head_dim / kv_heads;
-    t.out = out.data();
-    t.ld_out = t.ld_q;
-    std::vector<float> scratch(attention_scratch_floats(rows_per_task * t.group, head_dim));
-    t.scratch = scratch.data();
-    const int rows = (int)q.shape(0);
+    t.scratch = reinterpret_cast<float*>(((size_t)scratch.data() + 63) / 64 * 64);
     nb::gil_scoped_release release;
     for (int i = 0; i < repeat; i++) {
-        for (int h = 0; h < kv_heads; h++) {
-            for (int r = 0; r < rows; r += rows_per_task) {
-                t.kv_head = h;
-                t.row0 = r;
-                t.row1 = r + rows_per_task < rows ? r + rows_per_task : rows;
-                t.position = position + r;
+        for (const std::vector<AttentionItem>* items : {&plan.ahead(), &plan.ending()}) {
+            t.out = items == &plan.ahead() ? nullptr : out.data();
+            for (const AttentionItem& item : *items) {
+                plan.describe(item, t);
                 kernels.attention(t);
             }
         }
     }
+    int tiles = 0;
+    for (const std::vector<AttentionItem>* items : {&plan.ahead(), &plan.ending()}) {
+        for (const AttentionItem& item : *items) tiles += (item.end - item.begin + kTileTokens - 1) / kTileTokens;
+    }
+    return {tiles / kv_heads, (int)plan.ahead().size() / kv_heads};
 }
 
 }  // namespace
@@ -126,8 +136,8 @@ void bind_kernels(nb::module_& m) {
     k.def("swiglu", &swiglu, "isa"_a, "gate"_a, "up"_a, "out"_a);
     k.def("rope_kv", &rope_kv, "isa"_a, "qkv"_a, "cos_sin"_a, "heads"_a, "kv_heads"_a, "block_size"_a, "slot"_a,
           "halves"_a, "q"_a, "kv"_a, "kv_type"_a = 0);
-    k.def("attention", &attention, "isa"_a, "q"_a, "kv"_a, "blocks"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a,
-          "position"_a, "out"_a, "rows_per_task"_a, "kv_type"_a = 0, "repeat"_a = 1);
+    k.def("attention", &attention, "isa"_a, "q"_a, "kv"_a, "q_indptr"_a, "positions"_a, "kv_indptr"_a, "kv_blocks"_a,
+          "kv_heads"_a, "head_dim"_a, "block_size"_a, "out"_a, "kv_type"_a = 0, "threads"_a = 1, "repeat"_a = 1);
     bind_sampling(k);
 }
 

@@ -26,7 +26,8 @@ namespace POTOK_ISA {
 
 #if defined(POTOK_AVX2)
 
-static constexpr int kSums = 6;  // Lanes to sum in that leave registers for the operands
+static constexpr int kSums = 6;       // Lanes to sum in that leave registers for the operands
+static constexpr int kRegisters = 8;  // Lanes that the registers hold
 struct Lanes {
     __m256 lo, hi;
 };
@@ -198,6 +199,7 @@ static inline float f16_to_f32(uint16_t h) {
 #elif defined(POTOK_AVX512)
 
 static constexpr int kSums = 24;
+static constexpr int kRegisters = 32;
 using Lanes = __m512;
 using Mask = __mmask16;
 
@@ -331,6 +333,7 @@ static inline float f16_to_f32(uint16_t h) {
 #else
 
 static constexpr int kSums = 6;
+static constexpr int kRegisters = 8;
 struct Lanes {
     float v[16];
 };

@@ -13,10 +13,11 @@ namespace potok {
 // Activations as a linear takes them: float rows, or integers with one scale per 32 (A8: |q| <= 127, A16: <= 32767).
 enum class Act : int32_t { F32 = 0, A8 = 1, A16 = 2 };
 
-constexpr int kMaxHeadDim = 256;     // a multiple of 16
-constexpr int kTileTokens = 64;      // attention visits KV in tiles of this many tokens at absolute positions,
-constexpr int kSegmentTokens = 512;  // inside segments of this many, merged in ascending order
-constexpr int kTileRows = 6;         // query rows (token, head) that share the loads of a KV tile
+constexpr int kMaxHeadDim = 256;  // a multiple of 16
+constexpr int kTileTokens = 64;   // attention visits KV in tiles of this many tokens at absolute positions,
+constexpr int kSpanTokens = 512;  // inside spans of this many, merged in ascending order
+constexpr int kTileRows = 6;      // query rows (token, head of the group) that share the loads of a tile
+constexpr int kTaskRows = 96;     // query rows of one attention task at most
 
 struct PackedWeight {
     Packed format;
@@ -67,19 +68,27 @@ static constexpr size_t kv_head_bytes(KvType t, int block_size, int head_dim) {
 // A block holds all layers, so that it is one run of memory. In block b of this layer, at kv + b * block_stride bytes,
 // heads follow each other: K transposed [head_dim][block_size], then V [block_size][head_dim], then for I8 the scales
 // of K [block_size] and of V [block_size].
+//
+// Query rows of one KV head visit tokens [begin, end) of one block table, whole tiles. Without `out` the task works
+// ahead: it leaves one partial for each query row and span; begin is the first token of one. With `out` it
+// ends its rows: the partials of all tokens outside are there, it merges, and writes the result.
 struct AttentionTask {
-    const float* q;  // [rows][num_heads * head_dim], rotated and scaled
+    const float* q;  // [rows of the step][num_heads * head_dim], rotated and scaled
     int32_t ld_q;
     const uint8_t* kv;  // of the layer
     KvType kv_type;
     size_t block_stride;    // bytes
-    const int32_t* blocks;  // the segment's block table
+    const int32_t* blocks;  // the block table; all rows of the task have the same blocks as far as it goes
     int32_t block_size, head_dim, num_kv_heads, kv_head, group;
-    int32_t row0, row1;  // rows (tokens) of q and of out
-    int32_t position;    // absolute position of row0
-    float* out;          // [rows][num_heads * head_dim]
+    const int32_t* rows;       // [num_rows] rows of q and of out; num_rows * group <= kTaskRows
+    const int32_t* positions;  // absolute position of every row of q
+    int32_t num_rows;
+    int32_t begin, end;       // absolute tokens; a row sees none past its position
+    float* partials;          // of the step: partial_floats(head_dim) each, aligned to 64 bytes
+    const int32_t* partial0;  // of every row of q: its first; they follow each other span by span, head by head
+    float* out;               // [rows of the step][num_heads * head_dim], or null
     int32_t ld_out;
-    float* scratch;  // attention_scratch_floats(rows * group, head_dim)
+    float* scratch;  // attention_scratch_floats(num_rows * group, head_dim)
 };
 
 struct RopeTask {
@@ -108,9 +117,14 @@ struct Kernels {
     void (*sample_row)(float* logits, int vocab, const SampleRow&, SampleOut&, void* scratch);
 };
 
-// Per query row: running output and merged output, and the maximum and sum of both; then one tile of scores.
+// What a query row has seen of one span: sum of weighted values [head_dim], greatest score, sum of weights.
+constexpr size_t partial_floats(int head_dim) {
+    return (size_t)head_dim + 16;
+}
+// Two partials and the query of each query row, the scores of a tile of rows, and a tile of K and V as floats.
 constexpr size_t attention_scratch_floats(int rows, int head_dim) {
-    return (size_t)rows * (2 * (size_t)head_dim + 4) + kTileRows * kTileTokens;
+    return rows * (2 * partial_floats(head_dim) + partial_floats(kMaxHeadDim)) + kTileRows * kTileTokens +
+           2 * (size_t)kTileTokens * head_dim;
 }
 
 namespace scalar {

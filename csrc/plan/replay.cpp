@@ -9,8 +9,6 @@ namespace potok {
 namespace {
 
 constexpr int kAlign = 64;
-// Query rows of one attention task: their running outputs (48 x 64 floats) stay in the first-level cache with a tile.
-constexpr int kAttentionRows = 48;
 // Columns of one SwiGLU task; a multiple of the quantisation group.
 constexpr int kSwigluCols = 256;
 // Bytes of activations that one linear task walks for each panel; half of a small second-level cache.
@@ -83,7 +81,14 @@ int Replay::add_vector(const float* values, int n) {
 void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector<Op> ops, int logits) {
     shape_ = shape;
     places_ = std::move(places);
-    ops_ = std::move(ops);
+    ops_.clear();
+    for (Op& op : ops) {
+        if (op.kind == OpKind::Attention) {
+            ops_.push_back(op);
+            ops_.back().kind = OpKind::AttentionAhead;
+        }
+        ops_.push_back(std::move(op));
+    }
     logits_ = logits;
     memory_.resize(places_.size());
     rows_.resize(places_.size());
@@ -91,9 +96,9 @@ void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector
     splits_.resize(ops_.size());
     int widest = 0;
     for (const Place& p : places_) widest = std::max(widest, p.cols);
-    const size_t attention =
-        attention_scratch_floats(std::max(kAttentionRows, shape.heads / shape.kv_heads), shape.head_dim);
-    scratch_.assign(pool_.size(), std::vector<float>(std::max(attention, (size_t)widest)));
+    if (shape.heads / shape.kv_heads > kTaskRows) throw std::invalid_argument("too many heads share keys and values");
+    const size_t attention = attention_scratch_floats(kTaskRows, shape.head_dim);
+    scratch_.assign(pool_.size(), std::vector<float>(std::max(attention, (size_t)widest) + kAlign / 4));
     sample_scratch_.assign(pool_.size(), std::vector<uint8_t>(sample_scratch_bytes(shape.vocab) + kAlign));
 }
 
@@ -115,6 +120,10 @@ void Replay::poison(const int32_t* blocks, int n) {
 
 uint8_t* Replay::layer_kv(int block, int layer) const {
     return kv_ + (size_t)block * block_stride_ + (size_t)layer * layer_stride_;
+}
+
+float* Replay::scratch(int worker) {
+    return reinterpret_cast<float*>(aligned(reinterpret_cast<uint8_t*>(scratch_[worker].data())));
 }
 
 // Memory of every place for this many rows; grows and never shrinks.
@@ -159,7 +168,7 @@ void Replay::step(const StepView& step) {
         memcpy(layer_kv(copy[1], 0), layer_kv(copy[0], 0), block_stride_);
     }
     step_ = &step;
-    plan_attention();
+    attention_.make(step, {shape_.heads, shape_.kv_heads, shape_.head_dim, block_size_, pool_.size()});
     for (size_t i = 0; i < ops_.size(); i++) splits_[i] = split(ops_[i]);
     const int last = (int)ops_.size();
     phases_.begin([&](int i) { return i == last ? step.sampled : splits_[i].tasks(); });
@@ -179,22 +188,6 @@ void Replay::work(int worker) {
         }
         for (int turn = 0; !phases_.over(round, i); turn++) relax(turn);
     }
-}
-
-// The same tasks serve every layer. Heaviest first, so that the last ones to finish are short.
-void Replay::plan_attention() {
-    const StepView& s = *step_;
-    const int group = shape_.heads / shape_.kv_heads, tokens = std::max(1, kAttentionRows / group);
-    attention_.clear();
-    for (int b = 0; b < s.segments; b++) {
-        for (int row = s.q_indptr[b]; row < s.q_indptr[b + 1]; row += tokens) {
-            const int end = std::min(row + tokens, s.q_indptr[b + 1]);
-            const int cost = (end - row) * (s.positions[end - 1] + 1);
-            for (int h = 0; h < shape_.kv_heads; h++) attention_.push_back({b, h, row, end, cost});
-        }
-    }
-    std::stable_sort(attention_.begin(), attention_.end(),
-                     [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
 }
 
 // Quantises `cols` elements from column `first` of one row into the forms that the place's readers want.
@@ -224,7 +217,9 @@ Replay::Split Replay::split(const Op& op) const {
             if (rows < 4 * threads) return {rows, 1, ceil_div(rows_[op.output].acts.k, kSwigluCols), kSwigluCols};
             return by_rows;
         case OpKind::Attention:
-            return {(int)attention_.size(), 1, 1, 0};
+            return {(int)attention_.ending().size(), 1, 1, 0};
+        case OpKind::AttentionAhead:
+            return {(int)attention_.ahead().size(), 1, 1, 0};
         default:
             return by_rows;
     }
@@ -246,7 +241,7 @@ void Replay::run_task(int index, int task, int worker) {
             break;
         case OpKind::RmsNorm:
             for (int r = row0; r < row1; r++) {
-                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld : scratch_[worker].data();
+                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld : scratch(worker);
                 const float* x = in.acts.f32 + (size_t)r * in.ld;
                 kernels_.rms_norm(x, vectors_[op.weights[0]], in.acts.k, shape_.norm_eps, y);
                 emit(out, r, y, 0, out.acts.k);
@@ -282,14 +277,17 @@ void Replay::run_task(int index, int task, int worker) {
             break;
         }
         case OpKind::Attention:
-            run_attention(op, attention_[task], worker);
+            run_attention(op, attention_.ending()[task], worker);
+            break;
+        case OpKind::AttentionAhead:
+            run_attention(op, attention_.ahead()[task], worker);
             break;
         case OpKind::Swiglu: {
             const int cols = out.acts.k, step = split.chunks == 1 ? cols : split.chunk;
             const int first = task % split.chunks * step, n = std::min(step, cols - first);
             for (int r = row0; r < row1; r++) {
                 const float* gate = in.acts.f32 + (size_t)r * in.ld + first;
-                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld + first : scratch_[worker].data();
+                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld + first : scratch(worker);
                 kernels_.swiglu(gate, gate + cols, n, y);
                 emit(out, r, y, first, n);
             }
@@ -333,31 +331,23 @@ void Replay::run_linear(const Op& op, int row0, int row1, int panel, int end) {
 }
 
 void Replay::run_attention(const Op& op, const AttentionItem& item, int worker) {
-    const StepView& s = *step_;
     const Rows &in = rows_[op.input], &out = rows_[op.output];
-    const int group = shape_.heads / shape_.kv_heads;
+    const bool ends = op.kind == OpKind::Attention;
     AttentionTask t{};
+    attention_.describe(item, t);
     t.q = in.acts.f32;
     t.ld_q = in.ld;
     t.kv = kv_ + (size_t)op.layer * layer_stride_;
     t.kv_type = kv_type_;
     t.block_stride = block_stride_;
-    t.blocks = s.kv_blocks + s.kv_indptr[item.segment];
-    t.block_size = block_size_;
-    t.head_dim = shape_.head_dim;
-    t.num_kv_heads = shape_.kv_heads;
-    t.kv_head = item.kv_head;
-    t.group = group;
-    t.row0 = item.row0;
-    t.row1 = item.row1;
-    t.position = s.positions[item.row0];
-    t.out = out.acts.f32;
+    t.out = ends ? out.acts.f32 : nullptr;
     t.ld_out = out.ld;
-    t.scratch = scratch_[worker].data();
+    t.scratch = scratch(worker);
     kernels_.attention(t);
-    const int first = item.kv_head * group * shape_.head_dim;
-    for (int r = item.row0; r < item.row1; r++) {
-        emit(out, r, out.acts.f32 + (size_t)r * out.ld + first, first, group * shape_.head_dim);
+    if (!ends) return;
+    const int cols = t.group * t.head_dim, first = item.kv_head * cols;
+    for (int i = 0; i < t.num_rows; i++) {
+        emit(out, t.rows[i], out.acts.f32 + (size_t)t.rows[i] * out.ld + first, first, cols);
     }
 }
 

@@ -7,13 +7,24 @@
 
 #include "formats/pack.h"
 #include "kernels/table.h"
+#include "plan/attention.h"
+#include "plan/step.h"
 #include "runtime/arena.h"
 #include "runtime/phases.h"
 #include "runtime/pool.h"
 
 namespace potok {
 
-enum class OpKind : int32_t { Embed = 0, RmsNorm = 1, Linear = 2, RopeKv = 3, Attention = 4, Swiglu = 5, Gather = 6 };
+enum class OpKind : int32_t {
+    Embed = 0,
+    RmsNorm = 1,
+    Linear = 2,
+    RopeKv = 3,
+    Attention = 4,
+    Swiglu = 5,
+    Gather = 6,
+    AttentionAhead = 7  // stands before every Attention once a plan is set; never recorded
+};
 
 // A place for rows of one value; places are reused once nobody reads them any more.
 struct Place {
@@ -34,16 +45,6 @@ struct Shape {
     int32_t layers, heads, kv_heads, head_dim, rope_dim, vocab;
     bool rope_halves;
     float norm_eps;
-};
-
-// Pointers into the caller's arrays, as in potok.backends.api.StepInputs and SampleRows.
-struct StepView {
-    int32_t tokens, segments, sampled;
-    const int32_t *token_ids, *positions, *q_indptr, *kv_indptr, *kv_blocks, *out_rows;
-    int32_t num_copies;
-    const int32_t* copies;  // [num_copies][2]
-    const SampleRow* rows;
-    SampleOut* out;
 };
 
 class Replay {
@@ -81,12 +82,8 @@ class Replay {
         int32_t rows, row_block, chunks, chunk;
         int32_t tasks() const { return (rows + row_block - 1) / row_block * chunks; }
     };
-    struct AttentionItem {
-        int32_t segment, kv_head, row0, row1, cost;
-    };
 
     void reserve(int tokens, int sampled);
-    void plan_attention();
     Split split(const Op& op) const;
     void work(int worker);
     void run_task(int index, int task, int worker);
@@ -95,6 +92,7 @@ class Replay {
     void sample(int row, int worker);
     void emit(const Rows& place, int row, const float* x, int first, int cols);
     uint8_t* layer_kv(int block, int layer) const;
+    float* scratch(int worker);
 
     const Kernels& kernels_;
     Arena arena_;
@@ -120,7 +118,7 @@ class Replay {
     std::vector<std::vector<uint8_t>> sample_scratch_;
     Phases phases_;  // one for each operation, and the last one samples
     std::vector<Split> splits_;
-    std::vector<AttentionItem> attention_;
+    AttentionPlan attention_;
     const StepView* step_ = nullptr;
     Pool pool_;  // last: its threads end before what they look at
 };

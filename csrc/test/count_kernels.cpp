@@ -62,7 +62,11 @@ void count_attention(const Kernels& kernels, const char* name, KvType type, int 
     const std::vector<uint8_t> kv = numbers<uint8_t>(blocks * stride, 0x3c);
     const std::vector<float> q = numbers<float>((size_t)rows * group * head_dim, 3);
     std::vector<float> out(q.size()), scratch(attention_scratch_floats(rows * group, head_dim));
-    std::vector<int32_t> table(blocks);
+    std::vector<int32_t> table(blocks), row_numbers(rows), positions(rows);
+    for (int r = 0; r < rows; r++) {
+        row_numbers[r] = r;
+        positions[r] = context - rows + r;
+    }
     for (int b = 0; b < blocks; b++) table[b] = blocks - 1 - b;
     AttentionTask t{};
     t.q = q.data();
@@ -75,12 +79,14 @@ void count_attention(const Kernels& kernels, const char* name, KvType type, int 
     t.head_dim = head_dim;
     t.num_kv_heads = 1;
     t.group = group;
-    t.row1 = rows;
-    t.position = context - rows;
+    t.rows = row_numbers.data();
+    t.positions = positions.data();
+    t.num_rows = rows;
+    t.end = context;
     t.out = out.data();
     t.scratch = scratch.data();
     double pairs = 0;
-    for (int r = 0; r < rows; r++) pairs += t.position + r + 1;
+    for (int r = 0; r < rows; r++) pairs += positions[r] + 1;
     count(name, 2 * pairs * group * head_dim, [&] { kernels.attention(t); });
 }
 
