@@ -5,7 +5,9 @@ Flag names are those of vLLM where it has them; the help text of each flag is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+MAX_UTILIZATION, GUARANTEED_NO_EVICT = CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +19,13 @@ class EngineConfig:
     max_num_batched_tokens: int = 0  # token budget of one step
     max_model_len: int = 0  # tokens of one request, prompt + output
     kv_cache_memory: int = 0  # bytes
+    kv_cache_tokens: int = 0  # instead of kv_cache_memory: tokens whose KV is held
     block_size: int = 32  # tokens: 16, 32 or 64
     threads: int = 0
     kv_cache_dtype: str = "f16"  # element type of K and V: f16, f32 or int8
     activation_bits: int = 8  # 8: 8-bit except where fidelity asks for 16; 16: 16-bit everywhere
+    enable_prefix_caching: bool = True  # requests that begin with the same tokens share their KV
+    capacity_policy: str = MAX_UTILIZATION  # or guaranteed_no_evict: admit only what can run to its last token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +34,4 @@ class ServerConfig:
     port: int = 8000
     served_model_name: str = ""  # "": the file's name without its ending
     drain_seconds: float = 30.0  # how long running requests may take to finish after SIGTERM
+    api_keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # (name, key); empty: everybody is let in

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -19,9 +19,9 @@ import msgspec
 
 from potok.errors import ClientError, EngineDead, PotokError, ServerError
 from potok.finish import Finish
-from potok.params import SamplingParams, shown
+from potok.params import SHARED_BY_ALL, SamplingParams, Sharing, shown
 from potok.protocol import Chunk, EngineInfo, Sampling
-from potok.text.assembler import ChoiceAssembler, TokenLogprob
+from potok.text.assembler import ChoiceAssembler, PromptAssembler, TokenLogprob
 from potok.text.chat import ChatTemplate
 from potok.text.guard import is_small
 from potok.text.stops import StopStrings
@@ -47,7 +47,9 @@ class Engine(Protocol):
     @property
     def dead(self) -> bool: ...
 
-    def submit(self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None]) -> int: ...
+    def submit(
+        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None], sharing: Sharing
+    ) -> int: ...
 
     def cancel(self, id: int) -> None: ...
 
@@ -86,10 +88,21 @@ def open_text_model(path: str | PathLike[str], served_model_name: str = "") -> T
 
 
 class Resolved(NamedTuple):
-    """max_tokens: of each choice, 0 when nothing is to be computed. samplings: one per choice."""
+    """max_tokens: of each choice. samplings: one per choice; the first one alone may rate the prompt."""
 
     max_tokens: int
     samplings: list[Sampling]
+
+    def to_compute(self, choice: int) -> int:
+        """Tokens to ask the engine for, which samples at least one after a prompt; 0: nothing is to be computed."""
+        rates = self.samplings[choice].prompt_logprobs >= 0
+        return max(self.max_tokens, 1) if rates else self.max_tokens
+
+    def wanted(self, chunk: Chunk) -> Chunk:
+        """What of a chunk was asked for."""
+        if self.max_tokens == 0 and chunk.tokens:
+            return Chunk(chunk.id, [], Finish.LENGTH)
+        return chunk
 
 
 def resolve(
@@ -125,8 +138,10 @@ def resolve(
         stop_ids=tuple(sorted({*own_ends, *params.stop_token_ids})),
         min_tokens=params.min_tokens,
         logprobs=-1 if params.logprobs is None else params.logprobs,
+        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
     )
-    return Resolved(max_tokens, [first, *(msgspec.structs.replace(first, choice=i) for i in range(1, params.n))])
+    others = (msgspec.structs.replace(first, choice=i, prompt_logprobs=-1) for i in range(1, params.n))
+    return Resolved(max_tokens, [first, *others])
 
 
 def _check_prompt(ids: Sequence[int], vocab_size: int, field: str) -> None:
@@ -187,22 +202,53 @@ class Generation:
     """
 
     def __init__(
-        self, engine: Engine, prompt_ids: list[int], resolved: Resolved, choices: list[ChoiceAssembler]
+        self,
+        engine: Engine,
+        prompt_ids: list[int],
+        resolved: Resolved,
+        prompt: PromptAssembler,
+        choices: list[ChoiceAssembler],
+        sharing: Sharing,
     ) -> None:
         self.prompt_token_ids = prompt_ids
         self._engine = engine
+        self._resolved = resolved
+        self._prompt = prompt
         self._choices = choices
+        self._sharing = sharing
         self._loop = asyncio.get_running_loop()
         self._inbox = _Inbox()
-        self._live: dict[int, int] = {}  # choice -> request id
-        self._started = resolved.max_tokens > 0
-        for index, sampling in enumerate(resolved.samplings):
-            if resolved.max_tokens == 0:
-                self._inbox.put(index, Chunk(0, [], Finish.LENGTH))
-                self._live[index] = 0
-            else:
-                sink = partial(self._inbox.put, index)
-                self._live[index] = engine.submit(prompt_ids, resolved.max_tokens, sampling, sink)
+        self._live: dict[int, int] = {}  # choice -> request id, 0 before it has one
+        self._later = range(0)  # choices that start when the prompt is rated
+        if resolved.samplings[0].prompt_logprobs >= 0:
+            self._later = range(1, len(choices))
+            self._live = dict.fromkeys(range(len(choices)), 0)
+            self._start(0)
+        else:
+            for index in range(len(choices)):
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        max_tokens = self._resolved.to_compute(index)
+        if max_tokens == 0:
+            self._inbox.put(index, Chunk(0, [], Finish.LENGTH))
+            self._live[index] = 0
+            return
+        sink = partial(self._inbox.put, index)
+        sampling = self._resolved.samplings[index]
+        self._live[index] = self._engine.submit(self.prompt_token_ids, max_tokens, sampling, sink, self._sharing)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were in the prefix cache before this call: those that its first choice found.
+
+        The others find what the first has computed, which is no merit of anybody before. None until the first tells.
+        """
+        return self._prompt.cached_tokens
+
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """One per token of the prompt, the first None, when asked for; they are there before the first piece."""
+        return self._prompt.logprobs()
 
     def __aiter__(self) -> Self:
         return self
@@ -239,7 +285,13 @@ class Generation:
             del self._live[index]
             self.cancel()
             raise failure(chunk, self._engine)
-        part = self._choices[index].push(chunk)
+        if index == 0 and not self._prompt.told:
+            self._prompt.push(chunk)
+            if self._prompt.told:
+                later, self._later = self._later, range(0)
+                for other in later:
+                    self._start(other)
+        part = self._choices[index].push(self._resolved.wanted(chunk))
         if part.finish_reason is not None:
             del self._live[index]
             if chunk.finish is None:  # a stop string matched: the engine does not know yet
@@ -251,9 +303,7 @@ class Generation:
     def cancel(self) -> None:
         """Ends all choices; a reader waiting on another task sees the end of the iteration. May be called again."""
         live, self._live = self._live, {}
-        if self._started:
-            for request in live.values():
-                self._engine.cancel(request)
+        _cancel_all(self._engine, live.values())
         self._inbox.chunks.clear()
         self._inbox.wake()
 
@@ -270,13 +320,14 @@ class Generation:
 
     def __del__(self) -> None:
         # The collector may run on any thread, so this goes through the loop; once that is closed, the engine is gone.
-        if getattr(self, "_live", None) and self._started and not self._loop.is_closed():
+        if getattr(self, "_live", None) and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_cancel_all, self._engine, list(self._live.values()))
 
 
-def _cancel_all(engine: Engine, requests: list[int]) -> None:
+def _cancel_all(engine: Engine, requests: Iterable[int]) -> None:
     for request in requests:
-        engine.cancel(request)
+        if request:
+            engine.cancel(request)
 
 
 class FrontEnd:
@@ -291,7 +342,13 @@ class FrontEnd:
         self.chat = chat
         self.model_name = model_name
 
-    def generate(self, prompt_ids: Sequence[int], params: SamplingParams, field: str = "prompt") -> Generation:
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        field: str = "prompt",
+        sharing: Sharing = SHARED_BY_ALL,
+    ) -> Generation:
         """Starts n requests. Raises ClientError, with nothing started, when anything about the call is out of bounds.
 
         field: what the caller calls the prompt ("prompt", "messages"), for error messages.
@@ -299,7 +356,9 @@ class FrontEnd:
         resolved = resolve(prompt_ids, params, self.engine.info, self.tokenizer.end_ids, field)
         stops = StopStrings(params.stop)
         choices = [ChoiceAssembler(self.tokenizer, params, stops) for _ in resolved.samplings]
-        return Generation(self.engine, list(prompt_ids), resolved, choices)
+        ids = list(prompt_ids)
+        prompt = PromptAssembler(self.tokenizer, ids, params)
+        return Generation(self.engine, ids, resolved, prompt, choices, sharing)
 
     def check_size(self, num_chars: int, field: str) -> None:
         """Refuses text that cannot fit into the context however it is tokenised, before anybody tokenises it."""

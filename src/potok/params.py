@@ -34,16 +34,18 @@ BOUNDS: dict[str, Bound] = {
     "max_tokens": Bound(0, 2**31 - 1, integer=True),
     "min_tokens": Bound(0, 2**31 - 1, integer=True),
     "logprobs": Bound(0, 20, integer=True),
+    "prompt_logprobs": Bound(0, 20, integer=True),
     "logit_bias": Bound(-100.0, 100.0),  # of each value
 }
 
 #: Fields of BOUNDS for which None means something.
-MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs"})
+MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_SALT_CHARS = 512
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_k: 0 or -1 is off. min_p: relative to the most probable token.
     presence_penalty, frequency_penalty: over the output; repetition_penalty: over prompt and output.
     logprobs: None, or how many alternatives to report beside the chosen token (0 to 20), from raw logits.
+    prompt_logprobs: the same for each token of the prompt but the first; they are computed anew, cached or not.
     max_tokens: None is the rest of the context.
     seed: None draws one; with a seed, the answer is the same every time.
     """
@@ -74,6 +77,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -95,6 +99,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 "min_tokens",
                 "out_of_range",
             )
+
+
+class Sharing(NamedTuple):
+    """With whom a call may share KV: with calls for which both are equal.
+
+    namespace: of its API key, given by the server. salt: `cache_salt`, the caller's own; empty: none.
+    """
+
+    namespace: str = ""
+    salt: str = ""
+
+
+#: Of a call that said nothing, to a server without keys.
+SHARED_BY_ALL = Sharing()
 
 
 def shown(value: Any) -> str:
@@ -126,6 +144,17 @@ def check_stop(stop: Sequence[str]) -> None:
                 "stop",
                 "out_of_range",
             )
+
+
+def check_salt(salt: Any, name: str = "cache_salt") -> str:
+    """The salt. An empty one is refused: it would share with everybody, which is what a salt is there to prevent."""
+    if not isinstance(salt, str):
+        raise ClientError(f"{name} must be a string, not {shown(salt)}.", name, "invalid_type")
+    if not 0 < len(salt) <= MAX_SALT_CHARS:
+        raise ClientError(f"{name} must have 1 to {MAX_SALT_CHARS} characters, not {len(salt)}.", name, "out_of_range")
+    if not salt.isascii() and any("\ud800" <= char <= "\udfff" for char in salt):
+        raise ClientError(f"{name} has half of a surrogate pair; send whole characters.", name, "invalid_text")
+    return salt
 
 
 def check_token_ids(name: str, ids: Sequence[int], vocab_size: int, limit: int) -> None:

@@ -50,6 +50,14 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     id: int
 
 
+class DescribeCache(msgspec.Struct, frozen=True, tag="describe_cache", array_like=True):
+    """API -> engine: name the `top` prefixes of the prefix cache. namespace: of which; None: of all."""
+
+    id: int
+    top: int
+    namespace: str | None = None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown", array_like=True):
     """API -> engine: end the process."""
 
@@ -108,7 +116,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None  # with Finish.ERROR: the field to blame when it is the caller's fault, else None
     logit_hashes: list[int] | None = None  # one per token, when asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the next tokens of the prompt, when asked for
-    cached_tokens: int = 0  # with `finish`: tokens of the prompt that came from the prefix cache
+    cached_tokens: int = 0  # with `tokens`: tokens of the prompt that came from the prefix cache
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -140,5 +148,23 @@ class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
     stats: Stats
 
 
-ToEngine = Submit | Cancel | Measure | Shutdown
-FromEngine = Loaded | Ready | Failed | Step
+class CachedPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """A prefix that the cache holds."""
+
+    tokens: list[int]  # its first ones; none where the caller had salted it
+    num_tokens: int
+    num_blocks: int
+    hits: int  # as many as are counted: see potok.core.eviction
+    namespace: str
+    salted: bool
+
+
+class CacheContents(msgspec.Struct, frozen=True, tag="cache", array_like=True):
+    """engine -> API, in answer to DescribeCache: prefixes, the most useful first."""
+
+    id: int
+    prefixes: list[CachedPrefix]
+
+
+ToEngine = Submit | Cancel | Measure | DescribeCache | Shutdown
+FromEngine = Loaded | Ready | Failed | Step | CacheContents

@@ -19,6 +19,7 @@ from potok.backends.modelled.scripted import ScriptedBackend
 from potok.engine.client import EngineClient
 from potok.engine.thread import threaded_client
 from potok.frontend import FrontEnd, TextModel
+from potok.server.keys import ApiKeys
 from potok.server.listen import listen
 from potok.server.service import Service
 from potok.server.serving import Http, http_config
@@ -140,7 +141,9 @@ def parse_events(raw: bytes) -> list[Any]:
 
 
 @contextmanager
-def serving(text: TextModel, script: Script, **engine_settings: Any) -> Iterator[Server]:
+def serving(
+    text: TextModel, script: Script, *, api_keys: Sequence[tuple[str, str]] = (), **engine_settings: Any
+) -> Iterator[Server]:
     """Runs engine and server on threads of this process."""
     backend = ScriptedBackend(
         script.choose, vocab_size=text.tokenizer.vocab_size, on_step=script.on_step, fails=script.fails
@@ -154,7 +157,7 @@ def serving(text: TextModel, script: Script, **engine_settings: Any) -> Iterator
         service = Service(engine)
         service.ready(FrontEnd(engine, *text))
         listener = listen("127.0.0.1", 0)
-        http = Http(http_config(service))
+        http = Http(http_config(service, ApiKeys(api_keys)))
         box.update(http=http, service=service, loop=asyncio.get_running_loop(), address=listener.getsockname())
         serve = asyncio.create_task(http.serve(sockets=[listener]))
         while not http.started:

@@ -12,7 +12,7 @@ import pytest
 from server_kit import Server, read_until, send_raw
 
 from potok.params import BOUNDS
-from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL
+from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
 from potok.text.chat import RESERVED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -109,15 +109,12 @@ UNSUPPORTED = {
     "tool_choice": "auto",
     "functions": [{}],
     "response_format": {"type": "json_object"},
-    "echo": True,
     "best_of": 4,
     "suffix": "x",
     "audio": {},
     "modalities": ["audio"],
-    "prompt_logprobs": 100000,
     "chat_template": "{{ messages }}",
     "use_beam_search": True,
-    "cache_salt": "x",
     "priority": 1,
     "reasoning_effort": "high",
     "store": True,
@@ -129,6 +126,24 @@ def test_what_is_not_supported_is_never_ignored(server: Server, name: str) -> No
     error = refused(server, CHAT, {"messages": HI, name: UNSUPPORTED[name]}, name)
     assert error["code"] in ("not_supported", "unknown_field")
     refused(server, COMPLETIONS, {"prompt": [1], name: UNSUPPORTED[name]}, name)
+
+
+def test_echo_is_for_completions(server: Server) -> None:
+    assert refused(server, CHAT, {"messages": HI, "echo": True}, "echo")["code"] == "not_supported"
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 513, 5, ["x"], {}, True])
+def test_salts(server: Server, salt: Any) -> None:
+    for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": [1]})):
+        refused(server, path, {**body, "cache_salt": salt}, "cache_salt")
+
+
+def test_prompt_logprobs_are_not_for_streams_nor_without_bound(server: Server) -> None:
+    for path, body in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": [1]})):
+        refused(server, path, {**body, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs")
+    most = MAX_PROMPT_LOGPROBS // (500 * 21)
+    error = refused(server, COMPLETIONS, {"prompt": [[1] * 500] * (most + 1), "prompt_logprobs": 20}, "prompt")
+    assert str(MAX_PROMPT_LOGPROBS) in error["message"]
 
 
 def test_fields_that_ask_for_nothing_are_fine(server: Server) -> None:

@@ -21,6 +21,7 @@ from potok.frontend import FrontEnd, TextModel
 from potok.server.app import create_app
 from potok.server.dialects.fields import Field
 from potok.server.dialects.openai_fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE
+from potok.server.keys import ApiKeys
 from potok.server.service import Service
 
 BODIES_PER_ROUTE = 500
@@ -139,7 +140,7 @@ def in_process(text: TextModel, work: Callable[[httpx.AsyncClient], Any]) -> Non
         try:
             service = Service(engine)
             service.ready(FrontEnd(engine, *text))
-            transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=True)
+            transport = httpx.ASGITransport(create_app(service, ApiKeys()), raise_app_exceptions=True)
             headers = {"Content-Type": "application/json"}
             async with httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as client:
                 before = (await client.post("/v1/completions", json=PROBE)).json()["choices"]

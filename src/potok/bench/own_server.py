@@ -27,9 +27,11 @@ class OwnServer:
     def __init__(self, config: EngineConfig) -> None:
         flags = ["--port", "0", "--drain-seconds", "0"]
         for name in EngineConfig.__dataclass_fields__:
-            value = getattr(config, name)
-            if name != "model" and value:
-                flags += ["--" + name.replace("_", "-"), str(value)]
+            value, flag = getattr(config, name), name.replace("_", "-")
+            if value is False:
+                flags.append(f"--no-{flag}")
+            elif name != "model" and value and value is not True:
+                flags += [f"--{flag}", str(value)]
         # -P: a file named numpy.py in the current folder must not become ours.
         self._command = [sys.executable, "-P", "-c", COMMAND, "serve", config.model, *flags]
         self.url = ""

@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "potok.cli.run",
     "bench": "potok.cli.bench",
     "inspect": "potok.cli.inspect",
+    "cache": "potok.cli.cache",
 }
 
 EXIT_FAILED = 1  # the work began and could not be completed

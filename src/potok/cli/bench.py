@@ -19,6 +19,7 @@ from potok.bench.engine import EngineBenchOptions, run_engine_bench
 from potok.bench.http import HttpBenchOptions, run_http_bench
 from potok.bench.record import keep
 from potok.cli import options
+from potok.config import MAX_UTILIZATION
 from potok.errors import ClientError
 
 JsonFile = Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")]
@@ -48,6 +49,9 @@ def engine(
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory: options.KvCacheMemory = None,
+    kv_cache_tokens: options.KvCacheTokens = None,
+    enable_prefix_caching: options.EnablePrefixCaching = True,
+    capacity_policy: options.CapacityPolicy = MAX_UTILIZATION,
     block_size: options.BlockSize = 32,
     kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
@@ -66,6 +70,9 @@ def engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_tokens=kv_cache_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        capacity_policy=capacity_policy,
         block_size=block_size,
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,

@@ -59,6 +59,9 @@ def chat(
         int | None, typer.Option(min=1, help="Longest answer.", show_default="the rest of the context")
     ] = None,
     max_model_len: options.MaxModelLen = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    kv_cache_tokens: options.KvCacheTokens = None,
+    enable_prefix_caching: options.EnablePrefixCaching = True,
     threads: options.Threads = None,
     kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
@@ -73,6 +76,9 @@ def chat(
             options.model_path(model, model_option),
             max_num_seqs=1,  # one person talks
             max_model_len=max_model_len,
+            kv_cache_memory=kv_cache_memory,
+            kv_cache_tokens=kv_cache_tokens,
+            enable_prefix_caching=enable_prefix_caching,
             threads=threads,
             kv_cache_dtype=kv_cache_dtype,
             activation_bits=activation_bits,

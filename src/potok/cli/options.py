@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from potok.config import EngineConfig
+from potok.config import CAPACITY_POLICIES, EngineConfig
 from potok.errors import LoadError
 from potok.weights.default_model import find_default_model
 
@@ -42,6 +42,12 @@ def _block_size(value: int) -> int:
 def _kv_cache_dtype(value: str) -> str:
     if value not in ("f16", "f32", "int8"):
         raise typer.BadParameter(f"must be f16, f32 or int8, not {value}.")
+    return value
+
+
+def _capacity_policy(value: str) -> str:
+    if value not in CAPACITY_POLICIES:
+        raise typer.BadParameter(f"must be {' or '.join(CAPACITY_POLICIES)}, not {value}.")
     return value
 
 
@@ -90,6 +96,31 @@ KvCacheMemory = Annotated[
         show_default="from the free memory",
     ),
 ]
+KvCacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cache-tokens",
+        min=1,
+        help="The same in tokens, instead of --kv-cache-memory.",
+        show_default="from the free memory",
+    ),
+]
+EnablePrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Share the keys and values of requests that begin with the same tokens.",
+    ),
+]
+CapacityPolicy = Annotated[
+    str,
+    typer.Option(
+        "--capacity-policy",
+        callback=_capacity_policy,
+        help="max_utilization begins requests while there is room and may have to begin one again; "
+        "guaranteed_no_evict begins only what can run to its end.",
+    ),
+]
 BlockSize = Annotated[
     int, typer.Option("--block-size", callback=_block_size, help="Tokens per KV block: 16, 32 or 64.")
 ]
@@ -122,6 +153,9 @@ class Given(TypedDict, total=False):
     max_num_batched_tokens: int | None
     max_model_len: int | None
     kv_cache_memory: int | None
+    kv_cache_tokens: int | None
+    enable_prefix_caching: bool
+    capacity_policy: str
     kv_cache_dtype: str
     block_size: int
     threads: int | None

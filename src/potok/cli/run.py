@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from potok.cli import options
 from potok.cli.batch_file import BadLine, OutputFile, Request, count_requests, read_requests
-from potok.config import EngineConfig
+from potok.config import MAX_UTILIZATION, EngineConfig
 from potok.errors import EngineDead, LoadError, PotokError
 from potok.frontend import FrontEnd
 from potok.llm import AsyncLLM
@@ -49,6 +49,9 @@ def run(
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory: options.KvCacheMemory = None,
+    kv_cache_tokens: options.KvCacheTokens = None,
+    enable_prefix_caching: options.EnablePrefixCaching = True,
+    capacity_policy: options.CapacityPolicy = MAX_UTILIZATION,
     block_size: options.BlockSize = 32,
     threads: options.Threads = None,
     kv_cache_dtype: options.KvCacheDtype = "f16",
@@ -64,6 +67,9 @@ def run(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_tokens=kv_cache_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        capacity_policy=capacity_policy,
         block_size=block_size,
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from potok.cli import options
-from potok.config import ServerConfig
+from potok.cli.api_keys import parse_keys
+from potok.config import MAX_UTILIZATION, ServerConfig
 from potok.server.run import run
 
 
@@ -25,6 +26,9 @@ def serve(
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
     kv_cache_memory: options.KvCacheMemory = None,
+    kv_cache_tokens: options.KvCacheTokens = None,
+    enable_prefix_caching: options.EnablePrefixCaching = True,
+    capacity_policy: options.CapacityPolicy = MAX_UTILIZATION,
     block_size: options.BlockSize = 32,
     threads: options.Threads = None,
     served_model_name: Annotated[
@@ -35,6 +39,15 @@ def serve(
     ] = 30.0,
     kv_cache_dtype: options.KvCacheDtype = "f16",
     activation_bits: options.ActivationBits = 8,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=KEY",
+            envvar="POTOK_API_KEYS",
+            help="Let in only who sends this key; give one for each user. Those of different names share no KV. "
+            "On a machine with other users set the variable instead (keys separated by spaces): they can see flags.",
+        ),
+    ] = None,
 ) -> int:
     engine_config = options.engine_config(
         options.model_path(model, model_option),
@@ -42,10 +55,19 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_tokens=kv_cache_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        capacity_policy=capacity_policy,
         block_size=block_size,
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,
         activation_bits=activation_bits,
     )
-    server_config = ServerConfig(host=host, port=port, served_model_name=served_model_name, drain_seconds=drain_seconds)
+    server_config = ServerConfig(
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        drain_seconds=drain_seconds,
+        api_keys=parse_keys(api_key or ()),
+    )
     return run(engine_config, server_config)

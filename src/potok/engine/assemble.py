@@ -9,7 +9,7 @@ from typing import Protocol
 
 from potok.backends.api import Backend
 from potok.backends.inputs import pack
-from potok.config import EngineConfig
+from potok.config import GUARANTEED_NO_EVICT, EngineConfig
 from potok.core.batch import Batch, Segment
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine import resolve
@@ -46,8 +46,10 @@ def assemble(
     pool = resolve.pool(config, seqs.value, info.context_length, info.kv_bytes_per_token, memory)
     backend.allocate(pool.num_blocks, pool.max_model_len)
     budget = resolve.budget(config.max_num_batched_tokens, probe(backend))
+    no_evict = config.capacity_policy == GUARANTEED_NO_EVICT
+    limits = Limits(seqs.value, budget.value, pool.max_model_len, config.block_size, no_evict)
     return Engine(
-        Scheduler(Limits(seqs.value, budget.value, pool.max_model_len, config.block_size), pool.num_blocks),
+        Scheduler(limits, pool.num_blocks, prefix_caching=config.enable_prefix_caching),
         backend,
         EngineInfo(
             vocab_size=info.vocab_size,
@@ -59,7 +61,7 @@ def assemble(
             threads=info.threads,
             isa=info.isa,
             kv_cache_bytes=pool.num_blocks * config.block_size * info.kv_bytes_per_token,
-            notes=[*notes, *pool.notes, seqs.note, budget.note, *backend.info.notes],
+            notes=[*notes, *pool.notes, seqs.note, budget.note, *resolve.sharing(config), *backend.info.notes],
         ),
     )
 

@@ -17,9 +17,13 @@ from potok.engine.host import EngineHost, EngineProcess
 from potok.engine.ipc import ClientEnd
 from potok.errors import EngineDead, LoadError
 from potok.finish import Finish
+from potok.params import SHARED_BY_ALL, Sharing
 from potok.protocol import (
+    CacheContents,
+    CachedPrefix,
     Cancel,
     Chunk,
+    DescribeCache,
     EngineInfo,
     Failed,
     Loaded,
@@ -51,6 +55,7 @@ class EngineClient:
         self._wire = ClientEnd()
         self._ids = itertools.count(1)
         self._sinks: dict[int, Sink] = {}
+        self._questions: dict[int, asyncio.Future[list[CachedPrefix]]] = {}
         self._stats = Stats()
         self._info: EngineInfo | None = None
         self._heard = time.monotonic()
@@ -138,6 +143,9 @@ class EngineClient:
         sinks, self._sinks = self._sinks, {}
         for id, sink in sinks.items():
             self._deliver(sink, Chunk(id, [], Finish.ERROR, error=f"the engine stopped: {self._death}"))
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineDead(f"the engine stopped: {self._death}"))
         self._changed.set()
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -172,19 +180,34 @@ class EngineClient:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink) -> int:
+    def submit(
+        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, sharing: Sharing = SHARED_BY_ALL
+    ) -> int:
         """Starts a request; returns the id for `cancel`. Raises EngineDead. `sink` is never called from in here."""
         if self._death is not None:
             raise EngineDead(f"the engine stopped: {self._death}")
         id = next(self._ids)
         self._sinks[id] = sink
-        self._send(Submit(id, prompt, max_tokens, sampling))
+        self._send(Submit(id, prompt, max_tokens, sampling, sharing.namespace, sharing.salt))
         return id
 
     def cancel(self, id: int) -> None:
         """Forgets the request: its sink is not called again. Unknown and ended ids are ignored."""
         if self._sinks.pop(id, None) is not None:
             self._send(Cancel(id))
+
+    async def describe_cache(self, top: int, namespace: str | None = None) -> list[CachedPrefix]:
+        """The `top` prefixes of the prefix cache; namespace: of one API key, None: of all. Raises EngineDead."""
+        if self._death is not None:
+            raise EngineDead(f"the engine stopped: {self._death}")
+        id = next(self._ids)
+        question: asyncio.Future[list[CachedPrefix]] = asyncio.get_running_loop().create_future()
+        self._questions[id] = question
+        try:
+            self._send(DescribeCache(id, top, namespace))
+            return await question
+        finally:
+            del self._questions[id]
 
     def _send(self, message: ToEngine) -> None:
         if self._wire.send(message):
@@ -214,6 +237,10 @@ class EngineClient:
                 self._changed.set()
             elif type(message) is Failed:
                 self._die(message.message)
+            elif type(message) is CacheContents:
+                question = self._questions.get(message.id)
+                if question is not None and not question.done():
+                    question.set_result(message.prefixes)
 
     def _dispatch(self, chunks: list[Chunk]) -> None:
         sinks = self._sinks

@@ -10,13 +10,17 @@ from typing import NamedTuple, Protocol
 from potok.backends.api import Backend, Sampled
 from potok.backends.inputs import pack
 from potok.core.batch import Batch, Delta
+from potok.core.describe import top_prefixes
 from potok.core.radix import Domain
 from potok.core.request import Request
 from potok.core.scheduler import Reject, Scheduler
 from potok.finish import Finish
 from potok.protocol import (
+    CacheContents,
+    CachedPrefix,
     Cancel,
     Chunk,
+    DescribeCache,
     FromEngine,
     Sampling,
     Shutdown,
@@ -73,6 +77,8 @@ class EngineLoop:
                     case Cancel():
                         self._scheduler.cancel(message.id)
                         self._live.pop(message.id, None)
+                    case DescribeCache():
+                        self._connection.send(CacheContents(message.id, self._describe(message)))
                     case Shutdown():
                         return
             batch = self._scheduler.schedule(_now_us())
@@ -137,8 +143,14 @@ class EngineLoop:
         row.push(delta.token)
         logprobs = [token_logprobs(sampled, delta.row, sampling.logprobs)] if sampling.logprobs >= 0 else None
         hashes = [int(sampled.hashes[delta.row])] if sampling.logit_hash else None
-        cached = 0 if delta.finish is None else request.cached
-        return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=cached)
+        return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=request.cached)
+
+    def _describe(self, asked: DescribeCache) -> list[CachedPrefix]:
+        found = top_prefixes(self._scheduler.cache.tree, asked.top, asked.namespace)
+        return [
+            CachedPrefix([] if domain.salt else head, num_tokens, num_blocks, hits, domain.namespace, bool(domain.salt))
+            for domain, head, num_tokens, num_blocks, hits in found
+        ]
 
     def _stats(self) -> Stats:
         scheduler, counters = self._scheduler, self._scheduler.counters

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from potok.config import EngineConfig
+from potok.config import CAPACITY_POLICIES, GUARANTEED_NO_EVICT, EngineConfig
 from potok.engine.machine import Machine
 from potok.errors import LoadError
 from potok.model.precision import KV_DTYPES
@@ -42,7 +42,15 @@ class Pool:
 
 def check(config: EngineConfig, context_length: int) -> None:
     """Refuses what no machine could make right. context_length: of the model file, in tokens."""
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory", "threads"):
+    derived = (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "kv_cache_memory",
+        "kv_cache_tokens",
+        "threads",
+    )
+    for name in derived:
         value = getattr(config, name)
         if value < 0:
             raise LoadError(f"{name} must be at least 1, not {value}; leave it out to have it derived.")
@@ -52,6 +60,12 @@ def check(config: EngineConfig, context_length: int) -> None:
         raise LoadError(f"kv_cache_dtype must be one of {', '.join(KV_DTYPES)}, not {config.kv_cache_dtype}.")
     if config.activation_bits not in (8, 16):
         raise LoadError(f"activation_bits must be 8 or 16, not {config.activation_bits}.")
+    if config.capacity_policy not in CAPACITY_POLICIES:
+        raise LoadError(
+            f"capacity_policy must be {' or '.join(CAPACITY_POLICIES)}, not {config.capacity_policy!r:.80}."
+        )
+    if config.kv_cache_memory and config.kv_cache_tokens:
+        raise LoadError("kv_cache_memory and kv_cache_tokens ask for the same in two units; give one of them.")
     if config.max_model_len == 1:
         raise LoadError("max_model_len must be at least 2: one token of prompt and one of output.")
     if config.max_model_len > context_length:
@@ -96,12 +110,11 @@ def pool(config: EngineConfig, num_seqs: int, context_length: int, bytes_per_tok
     """
     block_bytes = config.block_size * bytes_per_token
     wanted_len = config.max_model_len or context_length
-    if config.kv_cache_memory:
-        budget, reason = config.kv_cache_memory, "as asked"
+    asked_by = "kv_cache_tokens" if config.kv_cache_tokens else "kv_cache_memory"
+    if config.kv_cache_memory or config.kv_cache_tokens:
+        budget, reason = config.kv_cache_memory or config.kv_cache_tokens * bytes_per_token, "as asked"
         if budget > available:
-            raise LoadError(
-                f"kv_cache_memory is {size(budget)}, but {size(available)} of memory are available; lower it."
-            )
+            raise LoadError(f"{asked_by} is {size(budget)}, but {size(available)} of memory are available; lower it.")
     else:
         budget, reason = int(available * KV_SHARE), f"half of the {size(available)} available"
         useful = num_seqs * -(-wanted_len // config.block_size) * block_bytes
@@ -111,18 +124,29 @@ def pool(config: EngineConfig, num_seqs: int, context_length: int, bytes_per_tok
     if num_blocks < 1:
         raise LoadError(
             f"a KV block of {config.block_size} tokens takes {size(block_bytes)}, but the KV memory is {size(budget)} "
-            f"({reason}); raise kv_cache_memory."
+            f"({reason}); raise {asked_by}."
         )
     num_tokens = num_blocks * config.block_size
     if config.max_model_len > num_tokens:
-        needed = -(-config.max_model_len // config.block_size) * block_bytes
+        blocks = -(-config.max_model_len // config.block_size)
+        needed = blocks * config.block_size if config.kv_cache_tokens else f"{blocks * block_bytes} bytes"
         raise LoadError(
             f"max_model_len is {config.max_model_len}, but the KV memory holds {num_tokens} tokens; "
-            f"lower max_model_len or raise kv_cache_memory to at least {needed} bytes."
+            f"lower max_model_len or raise {asked_by} to at least {needed}."
         )
     memory = f"kv_cache_memory {size(num_blocks * block_bytes)}, {num_tokens} tokens: {reason}"
     length = _model_len(config.max_model_len, context_length, num_tokens)
     return Pool(num_blocks, length.value, [memory, length.note])
+
+
+def sharing(config: EngineConfig) -> list[str]:
+    """Lines for what was switched away from the default."""
+    notes = []
+    if not config.enable_prefix_caching:
+        notes.append("prefix caching off: as asked; every prompt is computed whole")
+    if config.capacity_policy == GUARANTEED_NO_EVICT:
+        notes.append(f"capacity_policy {GUARANTEED_NO_EVICT}: as asked; requests wait until they can run to their end")
+    return notes
 
 
 def _model_len(asked: int, context_length: int, num_tokens: int) -> Choice:

@@ -15,10 +15,10 @@ from potok.config import EngineConfig
 from potok.engine.client import EngineClient
 from potok.errors import ServerError
 from potok.frontend import FrontEnd, TextModel, open_text_model
-from potok.llm.outputs import CompletionOutput, RequestOutput
-from potok.llm.prompts import Message, Prompt
+from potok.llm.outputs import CompletionOutput, RequestOutput, of_prompt
+from potok.llm.prompts import Message, OnePrompt, prompt_of
 from potok.llm.settings import Settings
-from potok.params import SamplingParams
+from potok.params import SamplingParams, Sharing, check_salt
 from potok.weights.default_model import find_default_model
 
 
@@ -95,31 +95,41 @@ class AsyncLLM:
         await self.close()
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: OnePrompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continues a prompt (text or token ids). Every output holds all that is there so far; the last is `finished`.
+        """Continues a prompt. Every output holds all that is there so far; the last is `finished`.
 
+        prompt: text, token ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}; a dict may have a "cache_salt"
+        too: only prompts with the same salt share their KV.
         sampling_params: None is the default, 16 tokens at temperature 1. Leaving the loop early ends the request; where
         the code in the loop may raise or be cancelled, `contextlib.aclosing` makes that certain at once.
         Raises ClientError when anything is out of bounds, ServerError when the request failed.
         """
         frontend = self.frontend
         params = sampling_params or SamplingParams()
-        if isinstance(prompt, str):
-            return self._answer(frontend, prompt, partial(frontend.encode_prompt, prompt), params, "prompt")
-        return self._answer(frontend, None, partial(_given, list(prompt)), params, "prompt")
+        content, salt = prompt_of(prompt, "prompt")
+        if isinstance(content, str):
+            return self._answer(frontend, content, partial(frontend.encode_prompt, content), params, "prompt", salt)
+        return self._answer(frontend, None, partial(_given, content), params, "prompt", salt)
 
     def chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_arguments: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers a dialogue of messages {"role", "content"}, as `generate` does a prompt.
 
-        sampling_params: None is the rest of the context at temperature 1.
+        sampling_params: None is the rest of the context at temperature 1. cache_salt: only calls with the same share
+        their KV.
         """
+        salt = "" if cache_salt is None else check_salt(cache_salt)
         frontend = self.frontend
         params = sampling_params or SamplingParams(max_tokens=None)
         encode = partial(frontend.encode_chat, [dict(message) for message in messages], **template_arguments)
-        return self._answer(frontend, None, encode, params, "messages")
+        return self._answer(frontend, None, encode, params, "messages", salt)
 
     async def _answer(
         self,
@@ -128,15 +138,26 @@ class AsyncLLM:
         encode: Callable[[], Awaitable[list[int]]],
         params: SamplingParams,
         field: str,
+        salt: str,
     ) -> AsyncGenerator[RequestOutput, None]:
         name = str(next(self._numbers))
         ids = await encode()
         choices = [CompletionOutput(index) for index in range(params.n)]
-        async with frontend.generate(ids, params, field) as generation:
+        async with frontend.generate(ids, params, field, Sharing(salt=salt)) as generation:
+            prompt_logprobs = None
             async for piece in generation:
                 choices[piece.index].add(piece)
                 finished = all(choice.finish_reason for choice in choices)
-                yield RequestOutput(name, prompt, ids, [choice.snapshot() for choice in choices], finished)
+                prompt_logprobs = prompt_logprobs or of_prompt(generation.prompt_logprobs())
+                yield RequestOutput(
+                    name,
+                    prompt,
+                    ids,
+                    [choice.snapshot() for choice in choices],
+                    finished,
+                    prompt_logprobs,
+                    generation.cached_tokens,
+                )
 
 
 async def _given(ids: list[int]) -> list[int]:

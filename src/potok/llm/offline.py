@@ -23,12 +23,12 @@ from potok.engine.local import LocalEngine
 from potok.errors import PotokError
 from potok.finish import Finish
 from potok.frontend import Resolved, TextModel, failure, open_text_model, resolve
-from potok.llm.outputs import CompletionOutput, RequestOutput
+from potok.llm.outputs import CompletionOutput, RequestOutput, of_prompt
 from potok.llm.prompts import Message, Prompt, Prompts, dialogues_of, one_for_each, prompts_of
 from potok.llm.settings import Settings
-from potok.params import SamplingParams
+from potok.params import SamplingParams, Sharing, check_salt
 from potok.protocol import Chunk
-from potok.text.assembler import ChoiceAssembler
+from potok.text.assembler import ChoiceAssembler, PromptAssembler
 from potok.weights.default_model import find_default_model
 
 
@@ -37,17 +37,27 @@ class _Asked(NamedTuple):
     ids: list[int]
     params: SamplingParams
     resolved: Resolved
+    sharing: Sharing
 
 
 class _Choice:
-    """One request in flight on behalf of a call. id: the engine's, None once it has ended."""
+    """One request in flight on behalf of a call. prompt: its first choice has it. id: the engine's, None at its end."""
 
-    __slots__ = ("assembler", "id", "output")
+    __slots__ = ("assembler", "id", "output", "prompt", "resolved")
 
-    def __init__(self, output: CompletionOutput, assembler: ChoiceAssembler) -> None:
+    def __init__(
+        self, output: CompletionOutput, assembler: ChoiceAssembler, resolved: Resolved, prompt: PromptAssembler | None
+    ) -> None:
         self.output = output
         self.assembler = assembler
+        self.resolved = resolved
+        self.prompt = prompt
         self.id: int | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        if self.prompt is not None and not self.prompt.told:
+            self.prompt.push(chunk)
+        self.output.add(self.assembler.push(self.resolved.wanted(chunk)))
 
 
 class LLM:
@@ -88,8 +98,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continues every prompt; answers come in the order of the prompts.
 
-        prompts: text, token ids, or a list of them. sampling_params: one for all, or one for each; None is the default,
-        16 tokens at temperature 1. progress: draws a bar on the terminal.
+        prompts: text, token ids, a dict {"prompt": text} or {"prompt_token_ids": ids}, or a list of these. A dict may
+        have a "cache_salt" too: only prompts with the same salt share their KV.
+        sampling_params: one for all, or one for each; None is the default, 16 tokens at temperature 1.
+        progress: draws a bar on the terminal.
         Raises ClientError, before anything is computed, when a prompt or parameter is out of bounds, and ServerError,
         after all others have ended, when one failed. KeyboardInterrupt cancels all.
         """
@@ -106,24 +118,27 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        cache_salt: str | None = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """Answers a dialogue, or a list of dialogues, of messages {"role", "content"}, as `generate` does prompts.
 
-        sampling_params: None is the rest of the context at temperature 1.
+        sampling_params: None is the rest of the context at temperature 1. cache_salt: of all these dialogues.
         """
+        salt = "" if cache_salt is None else check_salt(cache_salt)
         encoded = [self._text.chat.encode(dialogue, **template_arguments) for dialogue in dialogues_of(messages)]
         asked = [
-            self._ask(ids, params, "messages")
+            self._ask(Prompt(ids, salt), params, "messages")
             for ids, params in one_for_each(encoded, sampling_params, SamplingParams(max_tokens=None))
         ]
         return self._answer(asked, progress)
 
     def _ask(self, prompt: Prompt, params: SamplingParams, field: str) -> _Asked:
         tokenizer = self._text.tokenizer
-        ids = tokenizer.encode_prompt(prompt, field) if isinstance(prompt, str) else list(prompt)
+        content, salt = prompt
+        ids = tokenizer.encode_prompt(content, field) if isinstance(content, str) else content
         resolved = resolve(ids, params, self._engine.info, tokenizer.end_ids, field)
-        return _Asked(prompt if isinstance(prompt, str) else None, ids, params, resolved)
+        return _Asked(content if isinstance(content, str) else None, ids, params, resolved, Sharing(salt=salt))
 
     def _answer(self, asked: list[_Asked], progress: bool) -> list[RequestOutput]:
         if _in_event_loop():
@@ -138,13 +153,22 @@ class LLM:
             )
             for one in asked
         ]
+        prompts = [PromptAssembler(self._text.tokenizer, one.ids, one.params) for one in asked]
         choices = [
-            _Choice(output, ChoiceAssembler(self._text.tokenizer, one.params))
-            for one, answer in zip(asked, outputs, strict=True)
+            _Choice(
+                output,
+                ChoiceAssembler(self._text.tokenizer, one.params),
+                one.resolved,
+                None if output.index else prompt,
+            )
+            for one, answer, prompt in zip(asked, outputs, prompts, strict=True)
             for output in answer.outputs
         ]
         with _bar(len(choices), progress) as ended:
             self._settle(asked, choices, ended)
+        for answer, prompt in zip(outputs, prompts, strict=True):
+            answer.prompt_logprobs = of_prompt(prompt.logprobs())
+            answer.num_cached_tokens = prompt.cached_tokens
         return outputs
 
     def _settle(self, asked: list[_Asked], choices: list[_Choice], ended: Callable[[], None]) -> None:
@@ -156,13 +180,14 @@ class LLM:
         try:
             waiting = iter(choices)
             for one in asked:
-                for sampling in one.resolved.samplings:
+                for index, sampling in enumerate(one.resolved.samplings):
                     choice = next(waiting)
-                    if one.resolved.max_tokens == 0:
+                    max_tokens = one.resolved.to_compute(index)
+                    if max_tokens == 0:
                         chunks.put((choice, Chunk(0, [], Finish.LENGTH)))
                     else:
                         sink = partial(_put, chunks, choice)
-                        choice.id = engine.submit(one.ids, one.resolved.max_tokens, sampling, sink)
+                        choice.id = engine.submit(one.ids, max_tokens, sampling, sink, one.sharing)
             while live:
                 choice, chunk = chunks.get()
                 if choice.output.finish_reason is not None:
@@ -171,7 +196,7 @@ class LLM:
                     first_error = first_error or failure(chunk, engine)
                     choice.output.finish_reason = "error"
                 else:
-                    choice.output.add(choice.assembler.push(chunk))
+                    choice.add(chunk)
                 if choice.output.finish_reason is not None:
                     live -= 1
                     ended()

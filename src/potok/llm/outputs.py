@@ -53,13 +53,23 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answer to one prompt. prompt: None when ids were given. outputs: n choices by index."""
+    """The answer to one prompt. prompt: None when ids were given. outputs: n choices by index.
+
+    prompt_logprobs: when asked for, per token of the prompt as in CompletionOutput.logprobs; None for the first.
+    num_cached_tokens: of the prompt, that the first choice found in the prefix cache; None while nothing is computed.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+
+
+def of_prompt(positions: list[TokenLogprob | None] | None) -> list[dict[int, Logprob] | None] | None:
+    return None if positions is None else [None if p is None else _by_id(p) for p in positions]
 
 
 def _by_id(position: TokenLogprob) -> dict[int, Logprob]:

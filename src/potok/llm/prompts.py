@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from potok.errors import ClientError
-from potok.params import SamplingParams, shown
+from potok.params import SamplingParams, check_salt, shown
 
-Prompt = str | list[int]
 Message = Mapping[str, Any]
 
-#: Text, ids, {"prompt": text} or {"prompt_token_ids": ids}; or a list of those.
-Prompts = str | Mapping[str, Any] | Sequence[int] | Sequence[str | Sequence[int] | Mapping[str, Any]]
+#: Text, ids, or a dict {"prompt": text} or {"prompt_token_ids": ids}, perhaps with a "cache_salt" beside it.
+OnePrompt = str | Sequence[int] | Mapping[str, Any]
+
+#: One prompt, or a list of prompts.
+Prompts = OnePrompt | Sequence[OnePrompt]
+
+
+class Prompt(NamedTuple):
+    """content: text or ids. salt: empty where none was given."""
+
+    content: str | list[int]
+    salt: str = ""
+
 
 T = TypeVar("T")
 
@@ -20,22 +30,26 @@ T = TypeVar("T")
 def prompts_of(given: Prompts) -> list[Prompt]:
     """A list of prompts. A flat list of ids is one prompt. Raises ClientError for anything else."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        return [_prompt(given, "prompts")]
+        return [prompt_of(given, "prompts")]
     if given and all(isinstance(item, int) for item in given):
-        return [_prompt(given, "prompts")]
-    return [_prompt(item, f"prompts[{i}]") for i, item in enumerate(given)]
+        return [prompt_of(given, "prompts")]
+    return [prompt_of(item, f"prompts[{i}]") for i, item in enumerate(given)]
 
 
-def _prompt(given: Any, field: str) -> Prompt:
+def prompt_of(given: Any, field: str) -> Prompt:
+    """One prompt. Raises ClientError when it has none of its shapes."""
+    salt = ""
     if isinstance(given, Mapping):
+        if given.get("cache_salt") is not None:
+            salt = check_salt(given["cache_salt"])
         given = given.get("prompt_token_ids", given.get("prompt"))
     if isinstance(given, str):
-        return given
+        return Prompt(given, salt)
     if isinstance(given, Sequence) and not isinstance(given, bytes):
-        return list(given)
+        return Prompt(list(given), salt)
     raise ClientError(
         f"{field} must be text, a list of token ids, or a dict with prompt or prompt_token_ids, not {shown(given)}.",
-        "prompts",
+        field.partition("[")[0],
         "invalid_type",
     )
 

@@ -12,7 +12,10 @@ class Settings(TypedDict, total=False):
     max_num_batched_tokens: int
     max_model_len: int
     kv_cache_memory: int
+    kv_cache_tokens: int
     block_size: int
     threads: int
     kv_cache_dtype: str
     activation_bits: int
+    enable_prefix_caching: bool
+    capacity_policy: str

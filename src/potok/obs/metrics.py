@@ -74,7 +74,17 @@ class _EngineCollector(Collector):
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         yield _gauge("requests_running", "Choices that take part in the engine's steps.", stats.running)
         yield _gauge("requests_waiting", "Choices that wait to be admitted by the engine.", stats.waiting)
-        yield _gauge("kv_cache_usage_ratio", "Part of the KV blocks that is in use, 0 to 1.", used)
+        yield _gauge(
+            "kv_cache_usage_ratio",
+            "Part of the KV blocks that requests need now, 0 to 1; what the prefix cache alone holds is not in use.",
+            used,
+        )
+        yield _gauge("kv_blocks", "KV blocks in all.", stats.kv_blocks_total)
+        yield _gauge(
+            "kv_blocks_idle",
+            "KV blocks that the prefix cache alone holds: free for whoever needs them.",
+            stats.kv_blocks_idle,
+        )
         yield _gauge(
             "avg_prompt_throughput_toks_per_s",
             "Prompt tokens computed per second, of late.",
@@ -88,8 +98,40 @@ class _EngineCollector(Collector):
         yield _counter("prompt_tokens", "Prompt tokens computed, some again after a preemption.", stats.prompt_tokens)
         yield _counter("generation_tokens", "Tokens sampled.", stats.generation_tokens)
         yield _counter("preemptions", "Times a running choice gave up its KV blocks.", stats.preemptions)
+        yield from self._prefix_cache(stats)
         yield _counter("engine_steps", "Steps of the engine.", stats.steps)
         yield _counter("engine_busy_seconds", "Time inside the engine's steps.", stats.busy_us / 1e6)
+
+    @staticmethod
+    def _prefix_cache(stats: Stats) -> Iterator[Metric]:
+        yield _counter(
+            "prefix_cache_queries",
+            "Prompt tokens that were looked up in the prefix cache, once for each choice.",
+            stats.prefix_queried_tokens,
+        )
+        yield _counter(
+            "prefix_cache_hits",
+            "Prompt tokens that were found in the prefix cache and not computed again.",
+            stats.prefix_hit_tokens,
+        )
+        yield _counter("prefix_cache_requests", "Choices that looked their prompt up.", stats.prefix_queries)
+        yield _counter("prefix_cache_requests_hit", "Choices that found some of their prompt.", stats.prefix_hits)
+        misses = CounterMetricFamily(
+            "potok_prefix_cache_misses",
+            "Choices that found nothing of their prompt; reason: "
+            '"differs" from all that is cached, "too_short" for a block, '
+            '"evicted" since it was computed, "skipped" because its log-probabilities are wanted or caching is off.',
+            labels=["reason"],
+        )
+        for reason, count in stats.prefix_misses.items():
+            misses.add_metric([reason], count)
+        yield misses
+        yield _counter("kv_blocks_evicted", "Cached blocks that were dropped for room.", stats.evicted_blocks)
+        yield _counter(
+            "kv_blocks_evicted_reused",
+            "Of them, blocks that had been hit: growing fast, the pool is too small for what is shared.",
+            stats.evicted_reused_blocks,
+        )
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -20,6 +20,7 @@ from potok.server.body import Disconnected, read_json
 from potok.server.dialects.openai import Open
 from potok.server.dialects.openai_errors import body_of, status_of
 from potok.server.dialects.openai_reply import Events, Reply, Whole, event
+from potok.server.keys import namespace_of
 from potok.server.replies import Json, send_error
 from potok.server.service import Service
 
@@ -73,7 +74,7 @@ class Answer(Response):
     async def _serve(self, exchange: _Exchange, frontend: FrontEnd, body: object, arrived_s: float) -> None:
         metrics = self._service.metrics
         try:
-            reply = await self._open_call(frontend, body)
+            reply = await self._open_call(frontend, body, namespace_of(exchange.scope))
         except Exception as error:
             metrics.rejected(status_of(error))
             await exchange.fail(error)
@@ -132,7 +133,11 @@ async def _stream(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
         _note(meter, batch)
         if not exchange.begun:
             await exchange.begin_stream()
-        if data := events.take(batch):
+        if reply.echoes_logprobs:  # a whole prompt with its alternatives: others go on meanwhile
+            data = await asyncio.to_thread(events.take, batch)
+        else:
+            data = events.take(batch)
+        if data:
             await exchange.more(data)
     await exchange.end(events.end())
 
@@ -142,7 +147,7 @@ async def _whole(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
     async for batch in reply.batches():
         _note(meter, batch)
         whole.take(batch)
-    if reply.wishes.logprobs:  # up to twenty alternatives a token: other streams go on meanwhile
+    if reply.is_long_to_spell:  # up to twenty alternatives a token: other streams go on meanwhile
         answer = await asyncio.to_thread(_spell, whole)
     else:
         answer = _spell(whole)

@@ -13,8 +13,10 @@ from potok import __version__
 from potok.errors import ClientError, PotokError
 from potok.server.answer import Answer
 from potok.server.body import Disconnected, read_json
+from potok.server.cache_view import CacheView
 from potok.server.dialects import openai
 from potok.server.dialects.openai_fields import PAGES
+from potok.server.keys import ApiKeys, KeyCheck
 from potok.server.replies import Json, error_response, send_error
 from potok.server.request_id import RequestId
 from potok.server.service import Phase, Service
@@ -22,10 +24,12 @@ from potok.server.service import Phase, Service
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, keys: ApiKeys) -> FastAPI:
     """The ASGI application over one engine."""
     app = FastAPI(title="potok", version=__version__, redoc_url=None)
-    app.add_middleware(RequestId)
+    if keys:
+        app.add_middleware(KeyCheck, keys=keys)
+    app.add_middleware(RequestId)  # added last, so it comes first
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(PotokError, _on_error)
     app.add_exception_handler(Exception, _on_error)
@@ -33,6 +37,7 @@ def create_app(service: Service) -> FastAPI:
     _add_tokens(app, service)
     _add_models(app, service)
     _add_health(app, service)
+    _add_admin(app, CacheView(service, guarded=bool(keys)))
     return app
 
 
@@ -110,6 +115,13 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=METRICS_TYPE)
+
+
+def _add_admin(app: FastAPI, cache_view: CacheView) -> None:
+    @app.get("/admin/cache")
+    async def cache(request: Request) -> Response:
+        """What the prefix cache holds. top: how many prefixes; text: 1 shows how they begin."""
+        return Json(await cache_view.answer(request))
 
 
 class _Quick(Response):

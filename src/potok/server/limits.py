@@ -17,6 +17,10 @@ MAX_PROMPTS = 1024
 #: Choices of one call: prompts times n.
 MAX_CHOICES_PER_CALL = 1024
 
+#: Log-probabilities of prompts in one call: each prompt's tokens, times what was asked for at each, times n. The
+#: answer takes about 40 bytes for each of them.
+MAX_PROMPT_LOGPROBS = 2**21
+
 #: Messages of one dialogue.
 MAX_MESSAGES = 4096
 

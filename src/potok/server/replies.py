@@ -31,6 +31,8 @@ class Json(Response):
 
 def error_response(error: Exception) -> Json:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {}
+    if status_of(error) == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return Json(body_of(error), status_of(error), headers)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from potok.errors import Unavailable
 from potok.frontend import Engine, FrontEnd
 from potok.obs.metrics import Metrics
-from potok.protocol import Stats
+from potok.protocol import CachedPrefix, Stats
 from potok.server.limits import HEARTBEAT_S, MAX_CALLS
 
 
@@ -25,6 +25,8 @@ class LiveEngine(Engine, Protocol):
     def dead(self) -> bool: ...
 
     def heartbeat_age(self) -> float: ...
+
+    async def describe_cache(self, top: int, namespace: str | None) -> list[CachedPrefix]: ...
 
 
 class Phase(Enum):

@@ -32,6 +32,7 @@ from potok.frontend import FrontEnd, open_text_model
 from potok.protocol import EngineInfo
 from potok.server.app import create_app
 from potok.server.head_limit import BoundedHeadProtocol
+from potok.server.keys import ApiKeys
 from potok.server.listen import BACKLOG, url_of
 from potok.server.service import Service
 
@@ -91,9 +92,9 @@ class Http(uvicorn.Server):
         yield
 
 
-def http_config(service: Service) -> uvicorn.Config:
+def http_config(service: Service, keys: ApiKeys) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(service),
+        create_app(service, keys),
         http=BoundedHeadProtocol,
         ws="none",
         lifespan="off",
@@ -121,7 +122,7 @@ class _Process:
 
     async def run(self) -> int:
         service = Service(self._engine)
-        http = Http(http_config(service))
+        http = Http(http_config(service, ApiKeys(self._config.api_keys)))
         with self.signals.handled():
             serving = asyncio.create_task(http.serve(sockets=[self._listener]))
             sampling = asyncio.create_task(_sample(service))
@@ -166,6 +167,9 @@ class _Process:
     def _announce(self, name: str, info: EngineInfo, text_s: float, engine_s: float) -> None:
         for note in info.notes:
             _say(f"  {note}")
+        if self._config.api_keys:
+            names = sorted({name for name, _ in self._config.api_keys})
+            _say(f"  API keys: {', '.join(names)}")
         now_s = time.monotonic()
         start_s = self._started_s
         ends = {"imports": self._imported_s, "tokenizer": text_s, "engine": engine_s}

@@ -123,12 +123,52 @@ class ChoiceAssembler:
     def _logprobs(self, chunk: Chunk, count: int) -> list[TokenLogprob] | None:
         if chunk.logprobs is None or self._params.logprobs is None:
             return None
-        return [self._logprob(t, at) for t, at in zip(chunk.tokens[:count], chunk.logprobs[:count], strict=True)]
+        return spelt(self._tokenizer, chunk.tokens[:count], chunk.logprobs[:count])
 
-    def _logprob(self, token: int, at: TokenLogprobs) -> TokenLogprob:
-        top = [self._one(*pair) for pair in zip(at.top_ids, at.top, strict=True)]
-        return self._one(token, at.chosen, top)
 
-    def _one(self, token: int, logprob: float, top: list[TokenLogprob] | None = None) -> TokenLogprob:
-        data = self._tokenizer.token_bytes(token)
-        return TokenLogprob(token, self._tokenizer.token_text(token), data, max(logprob, LOWEST_LOGPROB), top or [])
+class PromptAssembler:
+    """What is told about the prompt of one call: by the chunks of its first choice, up to the first token of that.
+
+    cached_tokens: of the prompt, those that this choice found in the prefix cache; None until it is told.
+    """
+
+    __slots__ = ("_ids", "_rated", "_ratings", "_spelt", "_tokenizer", "cached_tokens")
+
+    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+        self._rated = params.prompt_logprobs is not None
+        self._ratings: list[TokenLogprobs] = []
+        self._spelt: list[TokenLogprob | None] | None = None
+        self.cached_tokens: int | None = None
+
+    @property
+    def told(self) -> bool:
+        """Nothing more will come."""
+        return self.cached_tokens is not None
+
+    def push(self, chunk: Chunk) -> None:
+        if chunk.prompt_logprobs is not None:
+            self._ratings += chunk.prompt_logprobs
+        if chunk.tokens:
+            self.cached_tokens = chunk.cached_tokens
+
+    def logprobs(self) -> list[TokenLogprob | None] | None:
+        """One per token of the prompt, when asked for and told; the first has none: nothing stands before it."""
+        if self._rated and self.told and self._spelt is None:
+            self._spelt = [None, *spelt(self._tokenizer, self._ids[1:], self._ratings)]
+            self._ratings = []
+        return self._spelt
+
+
+def spelt(tokenizer: Tokenizer, tokens: Sequence[int], at: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
+    """The same with texts."""
+
+    def one(token: int, logprob: float, top: list[TokenLogprob]) -> TokenLogprob:
+        data = tokenizer.token_bytes(token)
+        return TokenLogprob(token, tokenizer.token_text(token), data, max(logprob, LOWEST_LOGPROB), top)
+
+    return [
+        one(token, here.chosen, [one(*pair, []) for pair in zip(here.top_ids, here.top, strict=True)])
+        for token, here in zip(tokens, at, strict=True)
+    ]

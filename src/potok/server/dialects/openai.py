@@ -10,15 +10,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from potok.errors import ClientError
-from potok.frontend import FrontEnd, resolve
-from potok.params import SamplingParams, check_token_ids
+from potok.frontend import FrontEnd, Generation, resolve
+from potok.params import SamplingParams, Sharing, check_token_ids
 from potok.server.dialects.fields import read
 from potok.server.dialects.openai_fields import CHAT, COMPLETION, DETOKENIZE, SAMPLING, TOKENIZE, Prompt
-from potok.server.dialects.openai_reply import ChatShape, Reply, Shape, TextShape, Whole, Wishes
-from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL
+from potok.server.dialects.openai_reply import ChatShape, Echo, Reply, TextShape, Whole, Wishes
+from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL, MAX_PROMPT_LOGPROBS
+from potok.text.assembler import TokenLogprob
 from potok.text.tokenizer import Tokenizer
 
-Open = Callable[[FrontEnd, Any], Awaitable[Reply]]
+#: From a body, and the namespace of the caller's API key, to a call under way.
+Open = Callable[[FrontEnd, Any, str], Awaitable[Reply]]
 
 _SAMPLING_NAMES = tuple(field.name for field in SAMPLING)
 
@@ -45,7 +47,7 @@ async def _whole(reply: Reply) -> dict[str, Any]:
         reply.cancel()
 
 
-async def open_completion(frontend: FrontEnd, body: Any) -> Reply:
+async def open_completion(frontend: FrontEnd, body: Any, namespace: str = "") -> Reply:
     """Starts a completions call. Raises ClientError, with nothing started, when anything about it is wrong."""
     values = read(body, COMPLETION)
     check_model(frontend, values["model"])
@@ -57,7 +59,10 @@ async def open_completion(frontend: FrontEnd, body: Any) -> Reply:
             "out_of_range",
         )
     wishes = _wishes(values, values["logprobs"] is not None)
-    params = _params(values, values["max_tokens"], values["logprobs"])
+    rated = values["prompt_logprobs"]
+    if values["echo"] and values["logprobs"] is not None:
+        rated = max(values["logprobs"], rated or 0)
+    params = _params(values, values["max_tokens"], values["logprobs"], rated)
     encoded = {}
     for i, prompt in enumerate(prompts):
         field = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
@@ -65,39 +70,65 @@ async def open_completion(frontend: FrontEnd, body: Any) -> Reply:
             frontend.check_size(len(prompt), field)
         encoded[field] = await frontend.encode_prompt(prompt, field) if isinstance(prompt, str) else prompt
         await asyncio.sleep(0)
-    return await _start(frontend, TextShape(), encoded, params, wishes)
+    generations = await _start(frontend, encoded, params, Sharing(namespace, values["cache_salt"] or ""))
+    echoes = [_echo(frontend.tokenizer, *pair) for pair in zip(prompts, encoded.values(), strict=True)]
+    return Reply(TextShape(), frontend.model_name, generations, params.n, wishes, echoes if values["echo"] else ())
 
 
-async def open_chat(frontend: FrontEnd, body: Any) -> Reply:
+def _echo(tokenizer: Tokenizer, prompt: Prompt, ids: list[int]) -> Echo:
+    """Of the ids and not of the text as it came: what the model was given, and what the tokens add up to.
+
+    A begin token that the caller did not write is a token of the prompt and no part of its text.
+    """
+    first = ids[0]
+    added = isinstance(prompt, str) and first == tokenizer.bos_id and not prompt.startswith(tokenizer.token_text(first))
+    data = b"" if added else tokenizer.token_bytes(first)
+    text = tokenizer.decode(ids[added:], skip_special=False)
+    return Echo(text, TokenLogprob(first, tokenizer.token_text(first), data, 0.0))
+
+
+async def open_chat(frontend: FrontEnd, body: Any, namespace: str = "") -> Reply:
     """Starts a chat completions call. Raises ClientError, with nothing started, when anything about it is wrong."""
     values = read(body, CHAT)
     check_model(frontend, values["model"])
     if values["top_logprobs"] is not None and not values["logprobs"]:
         raise ClientError("top_logprobs needs logprobs: true.", "top_logprobs", "needs_logprobs")
     wishes = _wishes(values, values["logprobs"])
-    params = _params(values, _max_tokens(values), (values["top_logprobs"] or 0) if values["logprobs"] else None)
+    logprobs = (values["top_logprobs"] or 0) if values["logprobs"] else None
+    params = _params(values, _max_tokens(values), logprobs, values["prompt_logprobs"])
     frontend.check_size(sum(len(message["content"]) for message in values["messages"]), "messages")
     ids = await frontend.encode_chat(
         values["messages"], add_generation_prompt=values["add_generation_prompt"], **values["chat_template_kwargs"]
     )
-    return await _start(frontend, ChatShape(), {"messages": ids}, params, wishes)
+    sharing = Sharing(namespace, values["cache_salt"] or "")
+    generations = await _start(frontend, {"messages": ids}, params, sharing)
+    return Reply(ChatShape(), frontend.model_name, generations, params.n, wishes)
 
 
 def _wishes(values: dict[str, Any], logprobs: bool) -> Wishes:
     if values["stream_options"] is not None and not values["stream"]:
         raise ClientError("stream_options needs stream: true.", "stream_options", "needs_stream")
+    if values["prompt_logprobs"] is not None and values["stream"]:
+        raise ClientError(
+            "prompt_logprobs with stream: true is not supported; ask for the whole answer.",
+            "prompt_logprobs",
+            "not_supported",
+        )
     return Wishes(
         stream=values["stream"],
         usage_chunk=bool(values["stream_options"]),
         token_ids=values["return_token_ids"],
         logprobs=logprobs,
+        prompt_logprobs=values["prompt_logprobs"],
     )
 
 
-def _params(values: dict[str, Any], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def _params(
+    values: dict[str, Any], max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
     given = {name: values[name] for name in _SAMPLING_NAMES}
     given |= {"stop": list(values["stop"]), "stop_token_ids": list(values["stop_token_ids"])}
-    return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+    return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _max_tokens(values: dict[str, Any]) -> int | None:
@@ -114,23 +145,32 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
 
 
 async def _start(
-    frontend: FrontEnd, shape: Shape, prompts: dict[str, list[int]], params: SamplingParams, wishes: Wishes
-) -> Reply:
+    frontend: FrontEnd, prompts: dict[str, list[int]], params: SamplingParams, sharing: Sharing
+) -> list[Generation]:
     """prompts: by what the caller calls each of them."""
+    if params.prompt_logprobs is not None:
+        asked = sum(map(len, prompts.values())) * (params.prompt_logprobs + 1) * params.n
+        if asked > MAX_PROMPT_LOGPROBS:
+            raise ClientError(
+                f"this asks for {asked} log-probabilities of prompts, and a call may have {MAX_PROMPT_LOGPROBS}; "
+                "send shorter or fewer prompts, or ask for fewer at each token.",
+                "prompt",
+                "out_of_range",
+            )
     if len(prompts) > 1:  # nothing starts before all are known to be good
         for field, ids in prompts.items():
             resolve(ids, params, frontend.engine.info, frontend.tokenizer.end_ids, field)
             await asyncio.sleep(0)  # other streams go on between the prompts of a large call
-    generations = []
+    generations: list[Generation] = []
     try:
         for field, ids in prompts.items():
-            generations.append(frontend.generate(ids, params, field))
+            generations.append(frontend.generate(ids, params, field, sharing))
             await asyncio.sleep(0)
     except BaseException:
         for generation in generations:
             generation.cancel()
         raise
-    return Reply(shape, frontend.model_name, generations, params.n, wishes)
+    return generations
 
 
 def check_model(frontend: FrontEnd, name: str | None) -> None:

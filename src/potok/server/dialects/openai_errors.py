@@ -8,6 +8,8 @@ from potok.errors import ClientError, PotokError, Unavailable
 
 #: Client errors are 400 unless their code says more.
 STATUS_OF_CODE = {
+    "invalid_api_key": 401,
+    "forbidden": 403,
     "model_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from potok.errors import ClientError
-from potok.params import BOUNDS
+from potok.params import BOUNDS, MAX_SALT_CHARS, check_salt
 from potok.server.dialects.fields import (
     Field,
     array,
@@ -132,6 +132,10 @@ def _stream_options(name: str, value: Any) -> bool:
     return bool(value.get("include_usage"))
 
 
+def _salt(name: str, value: Any) -> str:
+    return check_salt(value, name)
+
+
 def _response_format(name: str, value: Any) -> None:
     if value != {"type": "text"}:
         raise ClientError(f'{name} other than {{"type": "text"}} is not supported; remove it.', name, "not_supported")
@@ -162,15 +166,15 @@ COMMON = (
     flag("stream", False),
     Field("stream_options", _stream_options, schema={"type": "object"}),
     flag("return_token_ids", False),
+    number("prompt_logprobs", BOUNDS["prompt_logprobs"]),
+    Field("cache_salt", _salt, schema={"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS}),
     label("user"),
     Field("response_format", _response_format, schema={"type": "object"}),
     # vLLM's other extensions: fine where they ask for what is done anyway.
-    unsupported("echo", [False]),
     unsupported("use_beam_search", [False]),
     unsupported("length_penalty", [1.0, 1]),
     unsupported("spaces_between_special_tokens", [True]),
     unsupported("truncate_prompt_tokens"),
-    unsupported("prompt_logprobs"),
     unsupported("allowed_token_ids"),
     unsupported("bad_words", [[]]),
     unsupported("structured_outputs"),
@@ -180,7 +184,6 @@ COMMON = (
     unsupported("guided_grammar"),
     unsupported("priority", [0]),
     unsupported("request_id", why="send the header X-Request-Id"),
-    unsupported("cache_salt"),
     unsupported("return_tokens_as_token_ids", [False]),
     unsupported("kv_transfer_params"),
     unsupported("stream_interval", [1]),
@@ -190,6 +193,7 @@ COMPLETION = table(
     Field("prompt", _prompts, required=True, schema={"description": "text, token ids, or a list of either"}),
     number("max_tokens", BOUNDS["max_tokens"], 16),
     number("logprobs", BOUNDS["logprobs"]),
+    flag("echo", False),
     *COMMON,
     unsupported("add_special_tokens", [True]),
     unsupported("suffix"),
@@ -203,6 +207,7 @@ CHAT = table(
     flag("logprobs", False),
     number("top_logprobs", BOUNDS["logprobs"]),
     *COMMON,
+    unsupported("echo", [False]),
     flag("add_generation_prompt", True),
     Field("chat_template_kwargs", _template_arguments, {}, schema={"type": "object"}),
     label("safety_identifier"),

@@ -37,11 +37,39 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], offsets: Offsets) -> dic
     }
 
 
+def echoed_logprobs(first: TokenLogprob, rest: Sequence[TokenLogprob], offsets: Offsets) -> dict[str, Any]:
+    """Of a prompt that stands before its answer: its first token has no log-probability, since nothing precedes it."""
+    lists = {"tokens": [_spelling(first)], "token_logprobs": [None], "top_logprobs": [None]}
+    lists["text_offset"] = [offsets.next(first.bytes)]
+    return joined(lists, completion_logprobs(rest, offsets))
+
+
+def joined(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    return {name: values + right[name] for name, values in left.items()}
+
+
+def prompt_logprobs(positions: Sequence[TokenLogprob | None], count: int) -> list[dict[str, Any] | None]:
+    """As vLLM has them: per token of the prompt, by id, the `count` best there and the token itself."""
+    return [None if position is None else _by_id(position, count) for position in positions]
+
+
+def _by_id(position: TokenLogprob, count: int) -> dict[str, Any]:
+    """rank: null for a token that is not among those asked for."""
+    table = {str(t.token_id): _ranked(t, rank) for rank, t in enumerate(position.top[:count], start=1)}
+    table.setdefault(str(position.token_id), _ranked(position, None))
+    return table
+
+
+def _ranked(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
+    return {"logprob": max(token.logprob, FLOOR), "rank": rank, "decoded_token": token.text}
+
+
 class Offsets:
     """Where each token begins in the text of its choice: the number of the character that its first byte is part of."""
 
-    def __init__(self) -> None:
-        self._characters = 0
+    def __init__(self, characters: int = 0) -> None:
+        """characters: that stand before the first token."""
+        self._characters = characters
 
     def next(self, token: bytes) -> int:
         """The offset of the next token; UTF-8 continuation bytes (10xxxxxx) begin no character."""

@@ -16,7 +16,14 @@ import msgspec
 
 from potok.errors import PotokError
 from potok.frontend import Generation, Piece
-from potok.server.dialects.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
+from potok.server.dialects.openai_logprobs import (
+    Offsets,
+    chat_logprobs,
+    completion_logprobs,
+    echoed_logprobs,
+    joined,
+    prompt_logprobs,
+)
 from potok.text.assembler import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -33,7 +40,7 @@ class Shape(Protocol):
     prefix: str  # of ids
     whole: str  # `object` of a complete answer
     chunk: str  # `object` of a chunk
-    prompt_ids_in_choice: bool  # where return_token_ids puts the prompt's ids, else beside the choices
+    prompt_in_choice: bool  # where the prompt's ids and log-probabilities go, else beside the choices
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         """One choice of a complete answer, as far as its text."""
@@ -52,7 +59,7 @@ class Shape(Protocol):
 
 class TextShape:
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
-    prompt_ids_in_choice = True  # a call may have several prompts
+    prompt_in_choice = True  # a call may have several prompts
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text}
@@ -69,7 +76,7 @@ class TextShape:
 
 class ChatShape:
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-    prompt_ids_in_choice = False
+    prompt_in_choice = False
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}}
@@ -86,12 +93,24 @@ class ChatShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a caller wants to be told, beside the text."""
+    """What a caller wants to be told, beside the text. prompt_logprobs: how many for each token of the prompt."""
 
     stream: bool
     usage_chunk: bool
     token_ids: bool
     logprobs: bool
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that is to stand before its answers. text: as its tokens spell it, the added begin token left out.
+
+    first: its first token, spelt; its log-probability means nothing.
+    """
+
+    text: str
+    first: TokenLogprob
 
 
 @dataclass(slots=True)
@@ -117,9 +136,19 @@ class _Choice:
 class Reply:
     """One call under way: `batches` is read once, by one task; `Whole` or `Events` spells what comes."""
 
-    def __init__(self, shape: Shape, model: str, generations: list[Generation], n: int, wishes: Wishes) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        model: str,
+        generations: list[Generation],
+        n: int,
+        wishes: Wishes,
+        echoes: Sequence[Echo] = (),
+    ) -> None:
+        """echoes: one per prompt where they are wanted."""
         self.shape = shape
         self.wishes = wishes
+        self._echoes = echoes
         self.id = shape.prefix + secrets.token_hex(12)
         self.created = int(time.time())
         self.model = model
@@ -132,8 +161,34 @@ class Reply:
         """Each prompt once, whatever the number of its choices."""
         return sum(map(len, self.prompts))
 
+    @property
+    def is_long_to_spell(self) -> bool:
+        """Whether up to twenty alternatives a token are to be spelt, perhaps of a whole prompt."""
+        return self.wishes.logprobs or self.wishes.prompt_logprobs is not None
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        return bool(self._echoes) and self.wishes.logprobs
+
     def prompt_of(self, index: int) -> list[int]:
         return self.prompts[index // self.n]
+
+    def echo_of(self, index: int) -> Echo | None:
+        return self._echoes[index // self.n] if self._echoes else None
+
+    def echoed_logprobs(self, index: int) -> dict[str, Any] | None:
+        """Of the prompt of a choice that has said something, where its text is echoed and log-probabilities wanted."""
+        echo = self.echo_of(index)
+        if echo is None or not self.wishes.logprobs:
+            return None
+        rest = self._generations[index // self.n].prompt_logprobs() or []
+        return echoed_logprobs(echo.first, [position for position in rest if position is not None], Offsets())
+
+    def prompt_logprobs(self, index: int) -> list[dict[str, Any] | None] | None:
+        """Of the prompt of a choice that has said something."""
+        if self.wishes.prompt_logprobs is None:
+            return None
+        return prompt_logprobs(self._generations[index // self.n].prompt_logprobs() or [], self.wishes.prompt_logprobs)
 
     def cancel(self) -> None:
         for generation in self._generations:
@@ -181,12 +236,15 @@ class Reply:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
 
-    def usage(self, completion_tokens: int) -> dict[str, int]:
+    def usage(self, completion_tokens: int) -> dict[str, Any]:
+        """cached_tokens: of each prompt, what was in the prefix cache before this call, whatever n is."""
         prompt_tokens = self.prompt_tokens
+        cached_tokens = sum(generation.cached_tokens or 0 for generation in self._generations)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
         }
 
 
@@ -211,21 +269,35 @@ class Whole:
             "choices": [self._choice(index, choice) for index, choice in enumerate(self._choices)],
             "usage": reply.usage(sum(len(choice.token_ids) for choice in self._choices)),
         }
-        if reply.wishes.token_ids and not reply.shape.prompt_ids_in_choice:
-            message["prompt_token_ids"] = reply.prompts[0]
+        if not reply.shape.prompt_in_choice:
+            self._add_prompt(message, 0)
         return message
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         reply, shape = self._reply, self._reply.shape
-        message = shape.choice(index, "".join(choice.texts))
-        message["logprobs"] = shape.logprobs(choice.logprobs, choice.offsets) if reply.wishes.logprobs else None
+        echo = reply.echo_of(index)
+        before = "" if echo is None else echo.text
+        message = shape.choice(index, before + "".join(choice.texts))
+        message["logprobs"] = None
+        if reply.wishes.logprobs:
+            message["logprobs"] = shape.logprobs(choice.logprobs, Offsets(len(before)))
+        if (echoed := reply.echoed_logprobs(index)) is not None:
+            message["logprobs"] = joined(echoed, message["logprobs"])
         message["finish_reason"] = choice.finish_reason
         message["stop_reason"] = choice.stop_reason
         if reply.wishes.token_ids:
             message["token_ids"] = choice.token_ids
-            if shape.prompt_ids_in_choice:
-                message["prompt_token_ids"] = reply.prompt_of(index)
+        if shape.prompt_in_choice:
+            self._add_prompt(message, index)
         return message
+
+    def _add_prompt(self, message: dict[str, Any], index: int) -> None:
+        """What is told of the prompt of a choice, to the choice's message or to the whole."""
+        reply = self._reply
+        if reply.wishes.token_ids:
+            message["prompt_token_ids"] = reply.prompt_of(index)
+        if reply.wishes.prompt_logprobs is not None:
+            message["prompt_logprobs"] = reply.prompt_logprobs(index)
 
 
 class Events:
@@ -275,20 +347,25 @@ class Events:
         self._around[index] = before, after
         self._held[index] = _Choice()
         opening = self._shape.opening(index)
-        if opening is None:
-            return b""
-        return self._chunk(opening, prompt_ids=self._reply.prompts[0] if len(self._held) == 1 else None)
+        if opening is not None:
+            return self._chunk(opening, prompt_ids=self._reply.prompts[0] if len(self._held) == 1 else None)
+        echo = self._reply.echo_of(index)
+        return b"" if echo is None else self._tell(index, echo.text, echo=echo)
 
-    def _tell(self, index: int, text: str | None, last: Piece | None = None) -> bytes:
-        """A chunk with all that was held back for this choice. last: the piece that ends it."""
+    def _tell(self, index: int, text: str | None, last: Piece | None = None, echo: Echo | None = None) -> bytes:
+        """A chunk with all that was held back for this choice, or with its echo. last: the piece that ends it."""
         held = self._held[index]
+        logprobs = self._shape.logprobs(held.logprobs, held.offsets) if held.logprobs else None
+        if echo is not None:
+            held.offsets = Offsets(len(echo.text))
+            logprobs = self._reply.echoed_logprobs(index)
         self._held[index] = _Choice(offsets=held.offsets, told=True)
         choice = self._shape.delta(index, text)
         if self._reply.wishes.token_ids:
             choice["token_ids"] = held.token_ids
-            if self._shape.prompt_ids_in_choice and not held.told:
+            if self._shape.prompt_in_choice and not held.told:
                 choice["prompt_token_ids"] = self._reply.prompt_of(index)
-        return self._chunk(choice, self._shape.logprobs(held.logprobs, held.offsets) if held.logprobs else None, last)
+        return self._chunk(choice, logprobs, last)
 
     def _chunk(
         self,
@@ -306,7 +383,7 @@ class Events:
             message["prompt_token_ids"] = prompt_ids
         return event(message)
 
-    def _message(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
+    def _message(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         reply = self._reply
         message: dict[str, Any] = {
             "id": reply.id,

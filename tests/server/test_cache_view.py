@@ -1,0 +1,91 @@
+"""/admin/cache and `potok cache`: what the tree holds, for whom, and how much of it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from server_kit import Script, Server, serving
+
+from potok.cli import execute
+from potok.frontend import TextModel
+from potok.server import cache_view
+
+SYSTEM = [19556] * 70
+
+
+@pytest.fixture(scope="module")
+def busy(text_model: TextModel) -> Iterator[Server]:
+    """Six prompts behind one beginning of two blocks; then a salted one, and a short one."""
+    with serving(text_model, Script(), max_model_len=512) as server:
+        for i in range(6):
+            post(server, [*SYSTEM[:64], *[30 + i] * 70])
+        post(server, [77] * 40, cache_salt="s3cret")
+        post(server, [78] * 5)
+        yield server
+
+
+def post(server: Server, prompt: list[int], **body: Any) -> None:
+    server.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **body}).raise_for_status()
+
+
+def contents(server: Server, query: str = "") -> Any:
+    return server.http.get(f"/admin/cache{query}").raise_for_status().json()
+
+
+def test_the_shared_beginning_comes_first(busy: Server) -> None:
+    found = contents(busy)
+    first, *others = found["prefixes"]
+    assert (first["num_tokens"], first["num_blocks"], first["hits"]) == (64, 2, 5)
+    assert first["tokens"] == SYSTEM[:64] and "text" not in first
+    assert [p["num_tokens"] for p in others] == [128] * 6 + [32]
+    assert all(p["tokens"] == SYSTEM[:64] and p["hits"] == 0 for p in others[:6])
+    assert found["requests"]["queries"] == 8 and found["requests"]["hits"] == 5
+    assert found["requests"]["misses"]["too_short"] == 1
+    assert found["tokens"]["hits"] == 5 * 64
+    assert found["blocks"]["in_use"] == 0 and found["blocks"]["idle"] == 2 + 6 * 2 + 1
+
+
+def test_salted_prefixes_keep_their_secret(busy: Server) -> None:
+    [salted] = [p for p in contents(busy, "?text=1")["prefixes"] if p["salted"]]
+    assert salted["tokens"] == [] and salted["text"] == ""
+    assert "s3cret" not in busy.http.get("/admin/cache?text=1").text
+
+
+def test_text_is_told_when_asked_for(busy: Server) -> None:
+    assert contents(busy, "?text=1&top=1")["prefixes"][0]["text"] == "Hello" * 64
+    assert len(contents(busy, "?top=3")["prefixes"]) == 3
+
+
+@pytest.mark.parametrize("query", ["top=0", "top=1001", "top=x", "top=-1", "top=", "text=2", "text=yes", "topp=1"])
+def test_bad_queries(busy: Server, query: str) -> None:
+    response = busy.http.get(f"/admin/cache?{query}")
+    assert response.status_code == 400 and response.json()["error"]["param"] == query.partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False), ("::ffff:10.0.0.7", False)],
+)
+def test_without_keys_only_this_machine_may_ask(host: str, local: bool) -> None:
+    assert cache_view.is_local(host) == local
+
+
+def test_the_command(busy: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["cache", busy.url, "--top", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["tokens", "blocks", "hits", "key", "begins", "with"]
+    assert lines[1].split()[:6] == ["64", "2", "5", "-", "19556", "19556"]
+    assert len(lines) == 5 and "320 of" in lines[3] and "15 cached and idle" in lines[4]
+    assert execute(["cache", f"{busy.url}/v1", "--show-text"]) == 0
+    said = capsys.readouterr().out
+    assert "'HelloHello" in said and "(salted)" in said and "s3cret" not in said
+
+
+def test_the_command_says_what_is_wrong(busy: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["cache", "http://127.0.0.1:9"]) == 2
+    assert execute(["cache", "127.0.0.1:9"]) == 2
+    assert execute(["cache", busy.url, "--top", "0"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3 and "no server answers" in errors[0] and "http://" in errors[1]
