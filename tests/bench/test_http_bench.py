@@ -71,11 +71,11 @@ def test_requests_that_would_not_run_all_at_once_are_refused(changes: dict, sett
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"no model")
-    with (
-        pytest.raises(ServerError, match=r"broken\.gguf"),
-        OwnServer(EngineConfig(model=str(tmp_path / "broken.gguf"))),
-    ):
-        pass
+    path = str(tmp_path / "broken.gguf")
+    unusual = EngineConfig(model=path, enable_prefix_caching=False, capacity_policy="guaranteed_no_evict")
+    for config in (EngineConfig(model=path), unusual):  # whose flags are understood
+        with pytest.raises(ServerError, match=r"broken\.gguf"), OwnServer(config):
+            pass
 
 
 def test_cpu_time_of_a_process() -> None:

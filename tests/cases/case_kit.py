@@ -15,15 +15,15 @@ PROBE = {"prompt": [504, 2365, 6354, 16438], "max_tokens": 16, "temperature": 0,
 
 
 class Served:
-    """A server that four requests at a time share."""
+    """A server that four requests at a time share. pool: flags that size the KV memory. said: lines of its start."""
 
-    def __init__(self) -> None:
+    def __init__(self, *pool: str) -> None:
         program = "from potok.cli import main; main()"
-        flags = ["--port", "0", "--max-num-seqs", "4", "--kv-cache-memory", "600MB", "--served-model-name", "smol"]
-        command = [sys.executable, "-c", program, "serve", *flags]
+        flags = ["--port", "0", "--max-num-seqs", "4", "--served-model-name", "smol"]
+        command = [sys.executable, "-c", program, "serve", *flags, *(pool or ("--kv-cache-memory", "600MB"))]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
-        lines = []
+        lines = self.said = []
         for line in self.process.stderr:
             lines.append(line)
             if ready := re.match(r"ready on (http://\S+) ", line):
@@ -34,9 +34,12 @@ class Served:
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self.probe = self.ask(PROBE)
 
+    def answer(self, body: dict[str, Any]) -> Any:
+        return self.http.post("/v1/completions", json=body).raise_for_status().json()
+
     def ask(self, body: dict[str, Any]) -> Any:
         """The first choice of a completion."""
-        return self.http.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]
+        return self.answer(body)["choices"][0]
 
     def metric(self, name: str) -> float:
         found = re.search(rf"^{name} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)

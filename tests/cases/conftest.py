@@ -13,6 +13,14 @@ def shared_real_server() -> Iterator[Served]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def small_server() -> Iterator[Served]:
+    """Blocks of 16 tokens, 160 of them: room for one request of 2048 tokens, and for what was cached only before it."""
+    server = Served("--block-size", "16", "--kv-cache-tokens", "2560", "--max-model-len", "2100")
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def real_server(shared_real_server: Served) -> Iterator[Served]:
     """Empty after the test, and still saying what it said at its start."""

@@ -41,6 +41,11 @@ def bare_gguf(tmp_path: Path) -> str:
         (["serve", "--activation-bits", "4"], "8 or 16"),
         (["serve", "--kv-cache-dtype", "f8"], "f16, f32 or int8"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs"),
+        (["serve", "--capacity-policy", "hope"], "max_utilization or guaranteed_no_evict"),
+        (["serve", "--kv-cache-tokens", "0"], "--kv-cache-tokens"),
+        (["serve", "--api-key", "a=k-twice", "--api-key", "b=k-twice"], "the same key"),
+        (["serve", "--api-key", "a b"], "number 1"),
+        (["chat", "--kv-cache-memory", "1GiB", "--kv-cache-tokens", "100"], "two units"),
         (["serve", "--threads", "-1"], "--threads"),
         (["serve", "--kv-cache-memory", "2 gigs"], "KiB, MiB or GiB"),
         (["serve", "--kv-cache-memory", "0"], "more than 0"),
@@ -73,6 +78,14 @@ def test_what_is_wrong_is_one_line(arguments: list[str], says: str, capsys: pyte
     assert said.err.startswith("potok: ")
     assert said.err.count("\n") == 1
     assert says in said.err
+
+
+def test_keys_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POTOK_API_KEYS", "a=k-twice b=k-twice")
+    assert execute(["serve"]) == 2
+    assert "a and b have the same key" in capsys.readouterr().err
 
 
 def test_a_broken_model_is_one_line_too(bare_gguf: str, capsys: pytest.CaptureFixture[str]) -> None:

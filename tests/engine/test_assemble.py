@@ -56,6 +56,22 @@ def test_the_budget_follows_the_probe_and_every_setting_has_a_note() -> None:
         assert sum(note.startswith(name + " ") for note in engine.info.notes) == 1, name
 
 
+@pytest.mark.parametrize(
+    ("settings", "caching", "no_evict", "notes"),
+    [
+        ({}, True, False, []),
+        ({"enable_prefix_caching": False}, False, False, ["prefix caching off"]),
+        ({"capacity_policy": "guaranteed_no_evict"}, True, True, ["capacity_policy guaranteed_no_evict"]),
+    ],
+)
+def test_how_memory_is_shared(settings: dict, caching: bool, no_evict: bool, notes: list[str]) -> None:
+    backend = ScriptedBackend(remember_all, vocab_size=VOCAB)
+    engine = assemble(EngineConfig(model="", **settings), backend, memory=MIB, notes=[], probe=lambda _: 1e-3)
+    assert (engine.scheduler.cache.enabled, engine.scheduler.limits.no_evict) == (caching, no_evict)
+    said = [note for note in engine.info.notes if note.startswith(("prefix", "capacity"))]
+    assert [note.partition(":")[0] for note in said] == notes
+
+
 def test_kv_memory_that_is_not_there_is_refused_before_it_is_taken() -> None:
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB)
     with pytest.raises(LoadError, match="kv_cache_memory"):

@@ -25,6 +25,7 @@ from potok.engine.ipc import EngineEnd
 from potok.engine.thread import EngineThread, threaded_client
 from potok.errors import EngineDead, LoadError
 from potok.finish import Finish
+from potok.params import Sharing
 from potok.protocol import Chunk, EngineInfo, Ready, Sampling, Stats, Step, Submit
 
 
@@ -99,6 +100,37 @@ def test_cancel_empties_the_engine_within_one_step(phase: str) -> None:
             assert len(victim.chunks) == seen == {"generating": 2}.get(phase, 0)
             client.cancel(id)
             client.cancel(999)
+
+    asyncio.run(main())
+
+
+def test_the_prefix_cache_is_described_until_the_engine_ends() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with running(threaded_client(scripted(on_step=gate))) as client:
+            gate.open(8)
+            prompt = list(range(40))
+            for namespace, salt in (("a", ""), ("a", ""), ("b", ""), ("a", "s")):
+                answer = Answer()
+                client.submit(prompt, 2, Sampling(), answer, Sharing(namespace, salt))
+                await answer.wait()
+            both = await asyncio.gather(client.describe_cache(10), client.describe_cache(10, "b"))
+            seen = [[(p.tokens, p.num_tokens, p.hits, p.namespace, p.salted) for p in found] for found in both]
+            first, *others = seen[0]
+            assert first == (prompt[:32], 32, 1, "a", False)
+            assert sorted(others) == [([], 32, 0, "a", True), (prompt[:32], 32, 0, "b", False)]
+            assert seen[1] == [(prompt[:32], 32, 0, "b", False)]
+            busy = ask(client, prompt, 2)  # its step hangs, and with it whoever asks
+            await until(lambda: gate.entered == 9)
+            question = asyncio.create_task(client.describe_cache(10))
+            await asyncio.sleep(0)
+            client._host.kill()
+            with pytest.raises(EngineDead):
+                await asyncio.wait_for(question, 5)
+            assert busy.finish is Finish.ERROR
+            with pytest.raises(EngineDead):
+                await client.describe_cache(10)
+            gate.open(10)
 
     asyncio.run(main())
 

@@ -107,6 +107,27 @@ def test_a_pool_that_cannot_work_is_refused(settings: dict[str, int], available:
         assert word in str(caught.value)
 
 
+def test_the_pool_can_be_given_in_tokens() -> None:
+    pool = resolve.pool(config(kv_cache_tokens=1000), 128, 8192, bytes_per_token=1024, available=GIB)
+    assert (pool.num_blocks, pool.max_model_len) == (31, 992)
+    assert any("992 tokens: as asked" in note for note in pool.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_cache_tokens": 31}, ["32 tokens", "raise kv_cache_tokens"]),
+        ({"kv_cache_tokens": 2 * 2**20}, ["kv_cache_tokens", "2.0 GiB", "1.0 GiB"]),
+        ({"kv_cache_tokens": 64, "max_model_len": 65}, ["65", "64 tokens", "raise kv_cache_tokens to at least 96."]),
+    ],
+)
+def test_a_pool_in_tokens_that_cannot_work_is_refused(settings: dict[str, int], words: list[str]) -> None:
+    with pytest.raises(LoadError) as caught:
+        resolve.pool(config(**settings), 128, 8192, bytes_per_token=1024, available=GIB)
+    for word in words:
+        assert word in str(caught.value)
+
+
 def test_following_the_advice_of_a_refusal_helps() -> None:
     """The number of bytes that the sentence asks for is enough, for every block size."""
     for block_size in resolve.BLOCK_SIZES:

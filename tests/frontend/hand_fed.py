@@ -45,8 +45,10 @@ class HandFedEngine:
         *,
         error: str | None = None,
         param: str | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         """One step's chunk; like a real engine, nothing for what was cancelled."""
         sink = self.sinks.get(id) if finish is None else self.sinks.pop(id, None)
         if sink is not None:
-            sink(Chunk(id, tokens, finish, logprobs, error, param))
+            sink(Chunk(id, tokens, finish, logprobs, error, param, None, prompt_logprobs, cached_tokens))

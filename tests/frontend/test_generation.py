@@ -13,7 +13,7 @@ from hand_fed import HandFedEngine
 from potok.errors import ClientError, EngineDead, ServerError
 from potok.finish import Finish
 from potok.frontend import FrontEnd, Generation, Piece
-from potok.params import SamplingParams
+from potok.params import SamplingParams, Sharing
 from potok.protocol import TokenLogprobs
 
 A, B, CD, EF = 49, 50, 6998, 9434  # tokens of the default model: "A", "B", "CD", "EF"
@@ -163,6 +163,66 @@ def test_nothing_to_generate_ends_at_once_without_the_engine(engine: HandFedEngi
         assert engine.submitted == {}
         frontend.generate(PROMPT, SamplingParams(max_tokens=0)).cancel()
         assert engine.cancelled == []
+
+    run(scenario())
+
+
+RATED = [TokenLogprobs(-0.5, [A], [-0.25])]
+
+
+def test_a_prompt_is_rated_before_the_other_choices_start(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    """Whoever is told of the prompt with a choice's first piece can rely on it, and the others find it cached."""
+
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(n=3, max_tokens=1, prompt_logprobs=1, temperature=1.0))
+        assert [sampling.prompt_logprobs for _, _, sampling in engine.submitted.values()] == [1]
+        engine.give(101, [], prompt_logprobs=RATED)
+        assert generation.ready() is None and generation.prompt_logprobs() is None
+        assert len(engine.submitted) == 1 and generation.cached_tokens is None
+        engine.give(101, [A], Finish.LENGTH, cached_tokens=1)
+        assert (await anext(generation)).text == "A"
+        assert [(s.prompt_logprobs, s.choice) for _, _, s in engine.submitted.values()] == [(1, 0), (-1, 1), (-1, 2)]
+        first, second = generation.prompt_logprobs() or []
+        assert first is None and second is not None
+        assert (second.token_id, second.logprob, [top.text for top in second.top]) == (PROMPT[1], -0.5, ["A"])
+        for id in (102, 103):
+            engine.give(id, [B], Finish.LENGTH, cached_tokens=2)
+        assert [piece.index for piece in await rest_of(generation)] == [1, 2]
+        assert generation.cached_tokens == 1  # what the others found, the first had computed
+
+    run(scenario())
+
+
+def test_a_prompt_can_be_rated_without_an_answer(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    """The engine samples a token all the same; nobody is shown it."""
+
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(n=2, max_tokens=0, logprobs=1, prompt_logprobs=0))
+        assert [max_tokens for _, max_tokens, _ in engine.submitted.values()] == [1]
+        engine.give(101, [], prompt_logprobs=RATED)
+        engine.give(101, [2], Finish.STOP, [TokenLogprobs(-0.5, [], [])])
+        assert await rest_of(generation) == [Piece(i, "", [], None, "length") for i in range(2)]
+        assert len(generation.prompt_logprobs() or []) == 2
+        assert len(engine.submitted) == 1 and engine.cancelled == []
+
+    run(scenario())
+
+
+def test_cancelling_while_the_prompt_is_rated(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(n=3, prompt_logprobs=0))
+        generation.cancel()
+        assert engine.cancelled == [101]
+        assert await rest_of(generation) == []
+        assert len(engine.submitted) == 1
+
+    run(scenario())
+
+
+def test_who_may_share_goes_to_the_engine(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    async def scenario() -> None:
+        frontend.generate(PROMPT, SamplingParams(n=2, temperature=1.0), "prompt", Sharing("alice", "salt"))
+        assert set(engine.sharing.values()) == {Sharing("alice", "salt")}
 
     run(scenario())
 

@@ -56,6 +56,28 @@ def test_outputs_grow_and_the_last_is_finished(text: TextModel) -> None:
     run(scenario, text)
 
 
+def test_what_is_told_about_the_prompt(text: TextModel) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        prompt = [11 + i for i in range(40)]
+        params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1)
+        outputs = [output async for output in llm.generate(prompt, params)]
+        assert all(len(output.prompt_logprobs or []) == 40 for output in outputs)
+        assert outputs[0].prompt_logprobs is outputs[2].prompt_logprobs  # made once, whatever the length of the answer
+        counts = []
+        salted: Any = {"prompt_token_ids": prompt, "cache_salt": "mine"}
+        for given in (prompt, salted, salted):
+            counts.append((await last_of(llm.generate(given, GREEDY))).num_cached_tokens)
+        assert counts == [32, 0, 32]
+        dialogue = [{"role": "user", "content": "Hi " * 40}]
+        counts = [(await last_of(llm.chat(dialogue, GREEDY, cache_salt=s))).num_cached_tokens for s in ("a", "a", "b")]
+        assert counts[0] == counts[2] == 0 and counts[1]
+        for given in ({"text": "Hello"}, 5, {"prompt": "Hello", "cache_salt": ""}):
+            with pytest.raises(ClientError):
+                llm.generate(given, GREEDY)  # type: ignore[arg-type]
+
+    run(scenario, text)
+
+
 async def last_of(outputs: Any) -> RequestOutput:
     return [output async for output in outputs][-1]
 

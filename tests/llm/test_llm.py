@@ -101,6 +101,52 @@ def test_logprobs_are_tables_by_token_id(llm: LLM, text: TextModel) -> None:
     assert (token, entry.logprob, entry.rank) == (answer.outputs[0].token_ids[0], -0.5, None)
 
 
+def test_prompts_are_rated(llm: LLM) -> None:
+    """With any number of choices, and with none of their tokens wanted."""
+    for n, max_tokens in ((1, 2), (3, 2), (2, 0)):
+        [answer] = llm.generate([7, 8, 9], SamplingParams(n=n, max_tokens=max_tokens, prompt_logprobs=2))
+        first, *others = answer.prompt_logprobs or []
+        assert first is None and [token in table for token, table in zip([8, 9], others, strict=True)] == [True, True]
+        assert all(table[token].logprob == -0.5 for token, table in zip([8, 9], others, strict=True))
+        assert all(2 <= len(table) <= 3 for table in others)
+        assert all(len(output.token_ids) == max_tokens and output.logprobs is None for output in answer.outputs)
+        assert all(output.finish_reason == "length" for output in answer.outputs)
+    [answer] = llm.generate([7, 8, 9], GREEDY)
+    assert answer.prompt_logprobs is None
+
+
+def test_cached_tokens_and_salts(llm: LLM) -> None:
+    prompt = [11 + i for i in range(40)]
+    params = SamplingParams(n=2, temperature=0, max_tokens=3)
+
+    def cached(given: Any) -> int | None:
+        [answer] = llm.generate(given, params)
+        assert answer.prompt_token_ids == prompt
+        assert [output.token_ids for output in answer.outputs] == [expected(prompt, 3)] * 2
+        return answer.num_cached_tokens
+
+    mine: Any = {"prompt_token_ids": prompt, "cache_salt": "mine"}
+    assert [cached(given) for given in (prompt, prompt, mine, mine, prompt)] == [0, 32, 0, 32, 32]
+    assert cached([{"prompt_token_ids": prompt, "cache_salt": None}]) == 32
+    [nothing] = llm.generate(prompt, SamplingParams(max_tokens=0))
+    assert nothing.num_cached_tokens is None
+
+
+def test_dialogues_have_salts_too(llm: LLM) -> None:
+    dialogue = [{"role": "user", "content": "What is 2+2? " * 10}]
+    counts = [llm.chat(dialogue, GREEDY, cache_salt=salt)[0].num_cached_tokens for salt in (None, "a", "a", "b", None)]
+    assert counts[0] == counts[1] == counts[3] == 0
+    assert counts[2] == counts[4] != 0
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 513, 5, "\ud800"])
+def test_salts_that_are_none(llm: LLM, salt: Any) -> None:
+    with pytest.raises(ClientError, match="cache_salt"):
+        llm.generate({"prompt": "Hello", "cache_salt": salt}, GREEDY)
+    with pytest.raises(ClientError, match="cache_salt"):
+        llm.chat([{"role": "user", "content": "Hi"}], GREEDY, cache_salt=salt)
+
+
 def test_stop_strings_end_the_request_in_the_engine(text: TextModel) -> None:
     ids = [A, B, CD, EF]
     script = scripted(lambda history: ids[(len(history) - 1) % 4])

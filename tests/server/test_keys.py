@@ -129,7 +129,9 @@ def test_keys_with_names_and_without() -> None:
     assert parse_keys([]) == ()
 
 
-@pytest.mark.parametrize("given", [[""], ["a b"], ["a=b c"], ["schl\u00fcssel"], ["a=k-twice", "b=k-twice"], ["x" * 513]])
+@pytest.mark.parametrize(
+    "given", [[""], ["a b"], ["a=b c"], ["schl\u00fcssel"], ["a=k-twice", "b=k-twice"], ["x" * 513]]
+)
 def test_bad_keys_are_refused_and_not_shown(given: list[str]) -> None:
     with pytest.raises(typer.BadParameter) as caught:
         parse_keys(given)

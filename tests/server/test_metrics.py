@@ -57,6 +57,32 @@ def test_gauges_are_the_last_stats() -> None:
     assert value(metrics, "potok_engine_busy_seconds_total") == 1.5
 
 
+def test_what_the_prefix_cache_does() -> None:
+    """Only blocks that somebody needs are in use; the idle ones are told apart."""
+    stats = Stats(
+        kv_blocks_used=20, kv_blocks_total=100, kv_blocks_idle=70,
+        prefix_queries=9, prefix_hits=5, prefix_queried_tokens=900, prefix_hit_tokens=640,
+        prefix_misses={"differs": 3, "evicted": 1, "too_short": 0, "skipped": 0},
+        evicted_blocks=12, evicted_reused_blocks=2,
+    )  # fmt: skip
+    metrics = Metrics(lambda: stats)
+    expected = {
+        "kv_cache_usage_ratio": 0.2,
+        "kv_blocks": 100,
+        "kv_blocks_idle": 70,
+        "prefix_cache_queries_total": 900,
+        "prefix_cache_hits_total": 640,
+        "prefix_cache_requests_total": 9,
+        "prefix_cache_requests_hit_total": 5,
+        'prefix_cache_misses_total{reason="differs"}': 3,
+        'prefix_cache_misses_total{reason="evicted"}': 1,
+        'prefix_cache_misses_total{reason="skipped"}': 0,
+        "kv_blocks_evicted_total": 12,
+        "kv_blocks_evicted_reused_total": 2,
+    }
+    assert {name: value(metrics, f"potok_{name}") for name in expected} == expected
+
+
 def test_a_call_is_timed_from_its_arrival() -> None:
     clock = Clock()
     metrics = Metrics(lambda: clock.stats, clock)

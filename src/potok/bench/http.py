@@ -209,6 +209,7 @@ def _resolved(config: EngineConfig, engine: Engine) -> EngineConfig:
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_model_len=info.max_model_len,
         kv_cache_memory=info.kv_cache_bytes,
+        kv_cache_tokens=0,
         threads=info.threads,
     )
 
