@@ -71,8 +71,10 @@ async def open_completion(frontend: FrontEnd, body: Any, namespace: str = "") ->
         encoded[field] = await frontend.encode_prompt(prompt, field) if isinstance(prompt, str) else prompt
         await asyncio.sleep(0)
     generations = await _start(frontend, encoded, params, Sharing(namespace, values["cache_salt"] or ""))
-    echoes = [_echo(frontend.tokenizer, *pair) for pair in zip(prompts, encoded.values(), strict=True)]
-    return Reply(TextShape(), frontend.model_name, generations, params.n, wishes, echoes if values["echo"] else ())
+    echoes = []
+    if values["echo"]:
+        echoes = [_echo(frontend.tokenizer, *pair) for pair in zip(prompts, encoded.values(), strict=True)]
+    return Reply(TextShape(), frontend.model_name, generations, params.n, wishes, echoes)
 
 
 def _echo(tokenizer: Tokenizer, prompt: Prompt, ids: list[int]) -> Echo:
