@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 
 MAX_UTILIZATION, GUARANTEED_NO_EVICT = CAPACITY_POLICIES = ("max_utilization", "guaranteed_no_evict")
 
+#: Names of a policy, each with the one that stands for it: other servers call longest_prefix otherwise.
+SCHEDULE_POLICIES = {
+    "fcfs": "fcfs",
+    "longest_prefix": "longest_prefix",
+    "lpm": "longest_prefix",
+    "longest_prefix_weight": "longest_prefix",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -26,6 +34,7 @@ class EngineConfig:
     activation_bits: int = 8  # 8: 8-bit except where fidelity asks for 16; 16: 16-bit everywhere
     enable_prefix_caching: bool = True  # requests that begin with the same tokens share their KV
     capacity_policy: str = MAX_UTILIZATION  # or guaranteed_no_evict: admit only what can run to its last token
+    schedule_policy: str = "fcfs"  # or longest_prefix: who has most in the cache joins first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ def bare_gguf(tmp_path: Path) -> str:
         (["serve", "--kv-cache-dtype", "f8"], "f16, f32 or int8"),
         (["serve", "--max-num-seqs", "0"], "--max-num-seqs"),
         (["serve", "--capacity-policy", "hope"], "max_utilization or guaranteed_no_evict"),
+        (["serve", "--schedule-policy", "random"], "fcfs, longest_prefix"),
         (["serve", "--kv-cache-tokens", "0"], "--kv-cache-tokens"),
         (["serve", "--api-key", "a=k-twice", "--api-key", "b=k-twice"], "the same key"),
         (["serve", "--api-key", "a b"], "number 1"),

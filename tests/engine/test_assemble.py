@@ -10,6 +10,7 @@ from engine_kit import VOCAB, remember_all
 from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
+from potok.core.policy import FCFS, LONGEST_PREFIX
 from potok.engine.assemble import PROBE_TOKENS, WARM_UP_TOKENS, assemble, measure
 from potok.errors import LoadError
 
@@ -61,6 +62,8 @@ def test_the_budget_follows_the_probe_and_every_setting_has_a_note() -> None:
     [
         ({}, True, False, []),
         ({"enable_prefix_caching": False}, False, False, ["prefix caching off"]),
+        ({"schedule_policy": "longest_prefix"}, True, False, ["schedule_policy longest_prefix"]),
+        ({"schedule_policy": "lpm"}, True, False, ["schedule_policy longest_prefix"]),
         ({"capacity_policy": "guaranteed_no_evict"}, True, True, ["capacity_policy guaranteed_no_evict"]),
     ],
 )
@@ -68,7 +71,8 @@ def test_how_memory_is_shared(settings: dict, caching: bool, no_evict: bool, not
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB)
     engine = assemble(EngineConfig(model="", **settings), backend, memory=MIB, notes=[], probe=lambda _: 1e-3)
     assert (engine.scheduler.cache.enabled, engine.scheduler.limits.no_evict) == (caching, no_evict)
-    said = [note for note in engine.info.notes if note.startswith(("prefix", "capacity"))]
+    assert engine.scheduler.policy is (LONGEST_PREFIX if "schedule_policy" in settings else FCFS)
+    said = [note for note in engine.info.notes if note.startswith(("prefix", "capacity", "schedule"))]
     assert [note.partition(":")[0] for note in said] == notes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from potok.config import EngineConfig
@@ -52,9 +54,13 @@ def test_threads(asked: int, cores: int, quota: float | None, expected: int, rea
         ({"max_model_len": 8193}, ["max_model_len", "8193", "8192", "lower"]),
         ({"block_size": 48}, ["block_size", "16, 32 or 64", "48"]),
         ({"activation_bits": 4}, ["activation_bits", "8 or 16", "4"]),
+        ({"kv_cache_tokens": -1}, ["kv_cache_tokens", "at least 1"]),
+        ({"kv_cache_tokens": 512, "kv_cache_memory": 2**30}, ["kv_cache_tokens", "kv_cache_memory", "give one"]),
+        ({"capacity_policy": "hope"}, ["capacity_policy", "max_utilization or guaranteed_no_evict", "'hope'"]),
+        ({"schedule_policy": "random"}, ["schedule_policy", "fcfs, longest_prefix", "'random'"]),
     ],
 )
-def test_contradictions_are_refused_in_one_sentence(settings: dict[str, int], words: list[str]) -> None:
+def test_contradictions_are_refused_in_one_sentence(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(LoadError) as caught:
         resolve.check(config(**settings), context_length=8192)
     for word in words:

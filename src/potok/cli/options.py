@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from potok.config import CAPACITY_POLICIES, EngineConfig
+from potok.config import CAPACITY_POLICIES, SCHEDULE_POLICIES, EngineConfig
 from potok.errors import LoadError
 from potok.weights.default_model import find_default_model
 
@@ -48,6 +48,12 @@ def _kv_cache_dtype(value: str) -> str:
 def _capacity_policy(value: str) -> str:
     if value not in CAPACITY_POLICIES:
         raise typer.BadParameter(f"must be {' or '.join(CAPACITY_POLICIES)}, not {value}.")
+    return value
+
+
+def _schedule_policy(value: str) -> str:
+    if value not in SCHEDULE_POLICIES:
+        raise typer.BadParameter(f"must be one of {', '.join(SCHEDULE_POLICIES)}, not {value}.")
     return value
 
 
@@ -121,6 +127,14 @@ CapacityPolicy = Annotated[
         "guaranteed_no_evict begins only what can run to its end.",
     ),
 ]
+SchedulePolicy = Annotated[
+    str,
+    typer.Option(
+        "--schedule-policy",
+        callback=_schedule_policy,
+        help="Who joins first: fcfs, the oldest; longest_prefix, who has most in the prefix cache, within bounds.",
+    ),
+]
 BlockSize = Annotated[
     int, typer.Option("--block-size", callback=_block_size, help="Tokens per KV block: 16, 32 or 64.")
 ]
@@ -156,6 +170,7 @@ class Given(TypedDict, total=False):
     kv_cache_tokens: int | None
     enable_prefix_caching: bool
     capacity_policy: str
+    schedule_policy: str
     kv_cache_dtype: str
     block_size: int
     threads: int | None

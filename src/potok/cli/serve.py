@@ -29,6 +29,7 @@ def serve(
     kv_cache_tokens: options.KvCacheTokens = None,
     enable_prefix_caching: options.EnablePrefixCaching = True,
     capacity_policy: options.CapacityPolicy = MAX_UTILIZATION,
+    schedule_policy: options.SchedulePolicy = "fcfs",
     block_size: options.BlockSize = 32,
     threads: options.Threads = None,
     served_model_name: Annotated[
@@ -58,6 +59,7 @@ def serve(
         kv_cache_tokens=kv_cache_tokens,
         enable_prefix_caching=enable_prefix_caching,
         capacity_policy=capacity_policy,
+        schedule_policy=schedule_policy,
         block_size=block_size,
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,

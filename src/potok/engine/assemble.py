@@ -9,8 +9,9 @@ from typing import Protocol
 
 from potok.backends.api import Backend
 from potok.backends.inputs import pack
-from potok.config import GUARANTEED_NO_EVICT, EngineConfig
+from potok.config import GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
 from potok.core.batch import Batch, Segment
+from potok.core.policy import POLICIES
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine import resolve
 from potok.engine.serve import Engine
@@ -49,7 +50,12 @@ def assemble(
     no_evict = config.capacity_policy == GUARANTEED_NO_EVICT
     limits = Limits(seqs.value, budget.value, pool.max_model_len, config.block_size, no_evict)
     return Engine(
-        Scheduler(limits, pool.num_blocks, prefix_caching=config.enable_prefix_caching),
+        Scheduler(
+            limits,
+            pool.num_blocks,
+            prefix_caching=config.enable_prefix_caching,
+            policy=POLICIES[SCHEDULE_POLICIES[config.schedule_policy]],
+        ),
         backend,
         EngineInfo(
             vocab_size=info.vocab_size,

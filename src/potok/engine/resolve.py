@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from potok.config import CAPACITY_POLICIES, GUARANTEED_NO_EVICT, EngineConfig
+from potok.config import CAPACITY_POLICIES, GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
 from potok.engine.machine import Machine
 from potok.errors import LoadError
 from potok.model.precision import KV_DTYPES
@@ -63,6 +63,10 @@ def check(config: EngineConfig, context_length: int) -> None:
     if config.capacity_policy not in CAPACITY_POLICIES:
         raise LoadError(
             f"capacity_policy must be {' or '.join(CAPACITY_POLICIES)}, not {config.capacity_policy!r:.80}."
+        )
+    if config.schedule_policy not in SCHEDULE_POLICIES:
+        raise LoadError(
+            f"schedule_policy must be one of {', '.join(SCHEDULE_POLICIES)}, not {config.schedule_policy!r:.80}."
         )
     if config.kv_cache_memory and config.kv_cache_tokens:
         raise LoadError("kv_cache_memory and kv_cache_tokens ask for the same in two units; give one of them.")
@@ -146,6 +150,8 @@ def sharing(config: EngineConfig) -> list[str]:
         notes.append("prefix caching off: as asked; every prompt is computed whole")
     if config.capacity_policy == GUARANTEED_NO_EVICT:
         notes.append(f"capacity_policy {GUARANTEED_NO_EVICT}: as asked; requests wait until they can run to their end")
+    if (policy := SCHEDULE_POLICIES[config.schedule_policy]) != "fcfs":
+        notes.append(f"schedule_policy {policy}: as asked")
     return notes
 
 

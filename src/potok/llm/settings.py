@@ -19,3 +19,4 @@ class Settings(TypedDict, total=False):
     activation_bits: int
     enable_prefix_caching: bool
     capacity_policy: str
+    schedule_policy: str
