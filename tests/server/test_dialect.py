@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any
 
 import pytest
@@ -52,6 +53,32 @@ def test_complete_answers_without_http(text_model: TextModel) -> None:
             await openai.completion(frontend, {"prompt": [7]})
 
     with_frontend(text_model, script, work)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "tokens", "offsets"),
+    [
+        ("AB CD", "AB CD", ["<|im_start|>", "AB", " CD"], [0, 0, 2]),
+        ("<|im_start|>AB", "<|im_start|>AB", ["<|im_start|>", "AB"], [0, 12]),
+        ([1, 6998], "<|im_start|>CD", ["<|im_start|>", "CD"], [0, 12]),
+        ([6998], "CD", ["CD"], [0]),
+    ],
+)
+def test_a_begin_token_that_nobody_wrote_is_not_echoed(
+    text_model: TextModel, prompt: Any, text: str, tokens: list[str], offsets: list[int]
+) -> None:
+    """It is one of the prompt's tokens all the same, with no place in the text."""
+    tokenizer = copy(text_model.tokenizer)
+    tokenizer.add_bos, tokenizer.bos_id = True, 1
+
+    async def work(frontend: FrontEnd) -> None:
+        answer = await openai.completion(frontend, {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 0})
+        [choice] = answer["choices"]
+        assert choice["text"] == text
+        assert (choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]) == (tokens, offsets)
+        assert answer["usage"]["prompt_tokens"] == len(tokens)
+
+    with_frontend(text_model._replace(tokenizer=tokenizer), Script(), work)
 
 
 def events_of(text: TextModel, shape: Shape, pieces: list[Piece], **wishes: bool) -> list[Any]:
