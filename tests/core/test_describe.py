@@ -54,6 +54,15 @@ def test_a_prefix_is_named_where_its_use_ends(busy: Tree) -> None:
     assert top_prefixes(busy.tree, 2) == found[:2]
 
 
+def test_long_ones_count_for_more() -> None:
+    tree = Tree()
+    for tokens in ([1] * 4, [2] * 12):
+        tree.put(tokens)
+        tree.put(tokens)
+    tree.put([1] * 4)
+    assert [(p.num_tokens, p.hits) for p in top_prefixes(tree.tree, 2)] == [(12, 1), (4, 2)]
+
+
 def test_one_namespace_alone(busy: Tree) -> None:
     assert top_prefixes(busy.tree, 100, "alice") == [Prefix(ALICE, [1, 1, 1, 1], 4, 1, 0)]
     assert len(top_prefixes(busy.tree, 100, "")) == 7

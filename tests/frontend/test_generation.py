@@ -193,6 +193,20 @@ def test_a_prompt_is_rated_before_the_other_choices_start(engine: HandFedEngine,
     run(scenario())
 
 
+def test_cached_tokens_are_those_of_the_first_choice_whoever_speaks_first(
+    engine: HandFedEngine, frontend: FrontEnd
+) -> None:
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(n=2, max_tokens=2, temperature=1.0))
+        engine.give(102, [A], cached_tokens=2)
+        assert (await anext(generation)).index == 1 and generation.cached_tokens is None
+        engine.give(101, [A], cached_tokens=1)
+        assert (await anext(generation)).index == 0 and generation.cached_tokens == 1
+        generation.cancel()
+
+    run(scenario())
+
+
 def test_a_prompt_can_be_rated_without_an_answer(engine: HandFedEngine, frontend: FrontEnd) -> None:
     """The engine samples a token all the same; nobody is shown it."""
 

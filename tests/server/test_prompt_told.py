@@ -82,8 +82,10 @@ def test_prompt_logprobs_as_vllm_has_them(server: Server) -> None:
     for choice in choices:
         first, second, third = choice["prompt_logprobs"]
         assert first is None
-        assert second[str(B)] == {"logprob": -0.5, "rank": None, "decoded_token": "B"} or second[str(B)]["rank"] == 1
-        assert third[str(CD)]["decoded_token"] == "CD" and 1 <= len(third) <= 2
+        assert second[str(B)] == {"logprob": -0.5, "rank": None, "decoded_token": "B"}
+        assert third[str(CD)]["decoded_token"] == "CD"
+        # The script would have said 1001 and 1002 there.
+        assert (second["1001"]["rank"], third["1002"]["rank"], len(second), len(third)) == (1, 1, 2, 2)
         assert choice["logprobs"] is None
     chat = post(server, {"messages": HI, "max_tokens": 1, "prompt_logprobs": 0, "return_token_ids": True}, CHAT)
     ids = chat["prompt_token_ids"]
@@ -119,6 +121,15 @@ def test_echo_with_logprobs(server: Server) -> None:
     assert logprobs["text_offset"] == [0, 1, 3, 5]
     assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
     assert logprobs["top_logprobs"][0] is None and all("CD" in top for top in logprobs["top_logprobs"][1:2])
+
+
+@pytest.mark.parametrize(("told", "echoed"), [(0, 3), (3, 0), (2, 2)])
+def test_echo_and_prompt_logprobs_each_have_their_own_number(server: Server, told: int, echoed: int) -> None:
+    """The tokens asked about are far from what the script would say, so each comes beside its alternatives."""
+    body = {"prompt": [A, B, CD], "echo": True, "logprobs": echoed, "prompt_logprobs": told, "max_tokens": 0}
+    [choice] = post(server, body)["choices"]
+    assert [len(position) for position in choice["prompt_logprobs"][1:]] == [told + 1] * 2
+    assert [len(position) for position in choice["logprobs"]["top_logprobs"][1:]] == [echoed + 1] * 2
 
 
 def test_the_prompt_alone(server: Server) -> None:

@@ -73,11 +73,12 @@ async def open_completion(frontend: FrontEnd, body: Any, namespace: str = "") ->
     generations = await _start(frontend, encoded, params, Sharing(namespace, values["cache_salt"] or ""))
     echoes = []
     if values["echo"]:
-        echoes = [_echo(frontend.tokenizer, *pair) for pair in zip(prompts, encoded.values(), strict=True)]
+        top = values["logprobs"] or 0
+        echoes = [_echo(frontend.tokenizer, *pair, top) for pair in zip(prompts, encoded.values(), strict=True)]
     return Reply(TextShape(), frontend.model_name, generations, params.n, wishes, echoes)
 
 
-def _echo(tokenizer: Tokenizer, prompt: Prompt, ids: list[int]) -> Echo:
+def _echo(tokenizer: Tokenizer, prompt: Prompt, ids: list[int], top: int) -> Echo:
     """Of the ids and not of the text as it came: what the model was given, and what the tokens add up to.
 
     A begin token that the caller did not write is a token of the prompt and no part of its text.
@@ -86,7 +87,7 @@ def _echo(tokenizer: Tokenizer, prompt: Prompt, ids: list[int]) -> Echo:
     added = isinstance(prompt, str) and first == tokenizer.bos_id and not prompt.startswith(tokenizer.token_text(first))
     data = b"" if added else tokenizer.token_bytes(first)
     text = tokenizer.decode(ids[added:], skip_special=False)
-    return Echo(text, TokenLogprob(first, tokenizer.token_text(first), data, 0.0))
+    return Echo(text, TokenLogprob(first, tokenizer.token_text(first), data, 0.0), top)
 
 
 async def open_chat(frontend: FrontEnd, body: Any, namespace: str = "") -> Reply:

@@ -106,11 +106,12 @@ class Wishes:
 class Echo:
     """A prompt that is to stand before its answers. text: as its tokens spell it, the added begin token left out.
 
-    first: its first token, spelt; its log-probability means nothing.
+    first: its first token, spelt; its log-probability means nothing. top: how many alternatives are wanted beside each.
     """
 
     text: str
     first: TokenLogprob
+    top: int
 
 
 @dataclass(slots=True)
@@ -182,7 +183,8 @@ class Reply:
         if echo is None or not self.wishes.logprobs:
             return None
         rest = self._generations[index // self.n].prompt_logprobs() or []
-        return echoed_logprobs(echo.first, [position for position in rest if position is not None], Offsets())
+        trimmed = [msgspec.structs.replace(p, top=p.top[: echo.top]) for p in rest if p is not None]
+        return echoed_logprobs(echo.first, trimmed, Offsets())
 
     def prompt_logprobs(self, index: int) -> list[dict[str, Any] | None] | None:
         """Of the prompt of a choice that has said something."""
