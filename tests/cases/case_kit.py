@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -17,10 +17,12 @@ PROBE = {"prompt": [504, 2365, 6354, 16438], "max_tokens": 16, "temperature": 0,
 class Served:
     """A server that four requests at a time share. pool: flags that size the KV memory. said: lines of its start."""
 
-    def __init__(self, *pool: str) -> None:
+    def __init__(self, *pool: str, keys: Sequence[str] = ()) -> None:
+        """keys: NAME=KEY each; the last one is sent with every request."""
         program = "from potok.cli import main; main()"
         flags = ["--port", "0", "--max-num-seqs", "4", "--served-model-name", "smol"]
         command = [sys.executable, "-c", program, "serve", *flags, *(pool or ("--kv-cache-memory", "600MB"))]
+        command += [word for key in keys for word in ("--api-key", key)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         lines = self.said = []
@@ -31,7 +33,8 @@ class Served:
         else:
             raise AssertionError("".join(lines))
         self.url = ready[1]
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        headers = {"Authorization": f"Bearer {keys[-1].rpartition('=')[2]}"} if keys else {}
+        self.http = httpx.Client(base_url=self.url, timeout=60, headers=headers)
         self.probe = self.ask(PROBE)
 
     def answer(self, body: dict[str, Any]) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from server_kit import Script, Server, serving
+from server_kit import Script, Server, read_until, send_raw, serving
+from starlette.requests import Request
 
 from potok.cli import execute
+from potok.errors import Unavailable
 from potok.frontend import TextModel
-from potok.server import cache_view
+from potok.server.cache_view import CacheView, is_local
 
 SYSTEM = [19556] * 70
 
@@ -69,7 +72,33 @@ def test_bad_queries(busy: Server, query: str) -> None:
     [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.7", False), ("::ffff:10.0.0.7", False)],
 )
 def test_without_keys_only_this_machine_may_ask(host: str, local: bool) -> None:
-    assert cache_view.is_local(host) == local
+    assert is_local(host) == local
+
+
+def test_an_engine_in_a_long_step_keeps_nobody_waiting(server: Server) -> None:
+    async def ask(patience_s: float) -> Any:
+        view = CacheView(server.service, guarded=False, patience_s=patience_s)
+        return await view.answer(Request({"type": "http", "query_string": b"", "headers": [], "client": None}))
+
+    def answer(patience_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(ask(patience_s), server.loop).result(20)
+
+    server.script.gate.clear()
+    connection = send_raw(server, "/v1/completions", {"prompt": [5], "max_tokens": 1})
+    server.eventually(lambda: server.service.num_calls == 1)
+    server.eventually(lambda: _is_unavailable(lambda: answer(0.05)))
+    server.script.gate.set()
+    read_until(connection, 1, b"total_tokens")
+    connection.close()
+    assert answer(20)["block_size"] == 32
+
+
+def _is_unavailable(ask: Callable[[], Any]) -> bool:
+    try:
+        ask()
+    except Unavailable as error:
+        return error.code == "overloaded"
+    return False
 
 
 def test_the_command(busy: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from potok.errors import ClientError
+from potok.errors import ClientError, Unavailable
 from potok.protocol import CachedPrefix, Stats
 from potok.server.keys import namespace_of
 from potok.server.service import Service
@@ -24,12 +24,16 @@ ADMIN = "admin"
 DEFAULT_TOP = 20
 MAX_TOP = 1000
 
+#: How long to wait for the engine, which answers between two steps, in seconds.
+PATIENCE_S = 10.0
+
 
 class CacheView:
-    def __init__(self, service: Service, *, guarded: bool) -> None:
+    def __init__(self, service: Service, *, guarded: bool, patience_s: float = PATIENCE_S) -> None:
         """guarded: callers have shown a key."""
         self._service = service
         self._guarded = guarded
+        self._patience_s = patience_s
         self._one_at_a_time = asyncio.Lock()  # the engine stops for it: about 1 ms for each 1000 blocks
 
     async def answer(self, request: Request) -> dict[str, Any]:
@@ -42,8 +46,11 @@ class CacheView:
             )
         frontend, engine = self._service.frontend(), self._service.engine
         owner = namespace_of(request.scope)
-        async with self._one_at_a_time:
-            prefixes = await engine.describe_cache(top, None if owner in ("", ADMIN) else owner)
+        try:
+            async with asyncio.timeout(self._patience_s), self._one_at_a_time:
+                prefixes = await engine.describe_cache(top, None if owner in ("", ADMIN) else owner)
+        except TimeoutError:
+            raise Unavailable("the engine is in a long step; try again in a moment.", code="overloaded") from None
         tokenizer = frontend.tokenizer if text else None
         return {
             **_totals(engine.stats, engine.info.block_size),
