@@ -150,6 +150,15 @@ void bind_replay(nb::module_& m) {
         .def(
             "poison", [](Replay& self, Ints blocks) { self.poison(blocks.data(), (int)blocks.shape(0)); }, "blocks"_a,
             "Writes NaN over the KV of these blocks.")
+        .def(
+            "kv_block",
+            [](nb::handle_t<Replay> self, int block) {
+                const Replay& replay = nb::cast<const Replay&>(self);
+                uint8_t* kv = replay.kv_block(block);
+                if (kv == nullptr) throw std::invalid_argument("no such block");
+                return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(kv, {replay.block_bytes()}, self);
+            },
+            "block"_a, "The KV of one block as it lies in memory; writable.")
         .def_prop_ro("threads", &Replay::threads)
         .def_prop_ro("isa", [](const Replay& self) { return std::string(self.isa()); })
         .def_prop_ro("packed_bytes", &Replay::packed_bytes);

@@ -72,6 +72,9 @@ class Replay {
     const Kernels& kernels() const { return kernels_; }
     // Writes NaN over the KV of these blocks (tests: nothing may ever read a slot that it did not write).
     void poison(const int32_t* blocks, int n);
+    // The KV of one block, all layers; null unless there is such a block.
+    uint8_t* kv_block(int block) const { return block >= 0 && block < num_blocks_ ? layer_kv(block, 0) : nullptr; }
+    size_t block_bytes() const { return block_stride_; }
 
  private:
     struct Rows {  // what one place holds now

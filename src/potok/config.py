@@ -35,6 +35,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True  # requests that begin with the same tokens share their KV
     capacity_policy: str = MAX_UTILIZATION  # or guaranteed_no_evict: admit only what can run to its last token
     schedule_policy: str = "fcfs"  # or longest_prefix: who has most in the cache joins first
+    prefix_cache_dir: str = ""  # folder where computed prefixes are kept, also for the next start; "": nowhere
+    swap_space: float = 4.0  # GiB that they may take there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,16 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     prefix_misses: dict[str, int] = {}  # by reason
     evicted_blocks: int = 0
     evicted_reused_blocks: int = 0  # of them, those that had been hit
+    tier_blocks: int = 0  # in the second tier
+    tier_slots: int = 0  # blocks that it may hold; 0: there is none
+    tier_read_blocks: int = 0
+    tier_written_blocks: int = 0
+    tier_read_bytes: int = 0
+    tier_written_bytes: int = 0
+    tier_failures: int = 0  # reads and writes
+    tier_hit_tokens: int = 0  # of prompts, and of answers that were preempted, that were read and not computed
+    tier_given_up: int = 0  # requests that computed what took too long to read
+    tier_pauses: int = 0  # of writing, each after failures in a row
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

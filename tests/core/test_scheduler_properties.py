@@ -8,20 +8,22 @@ from itertools import count
 from typing import NamedTuple
 
 import pytest
-from kv_oracle import END, VOCAB, Executor, answer, request
+from kv_oracle import END, VOCAB, Disk, Executor, answer, request
 
 from potok.core.batch import Batch, Delta
 from potok.core.invariants import check
 from potok.core.policy import FCFS, POLICIES
 from potok.core.request import Phase, Request
 from potok.core.scheduler import Limits, Scheduler
+from potok.core.tier import Tier
 from potok.finish import Finish
 
 
 class Trial:
     """One scheduler, one executor, one stream of random events; every rule is checked at every step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, disk: Disk | None = None) -> None:
+        """disk: of a trial with the same seed, after which this is a restart."""
         rng = self.rng = random.Random(seed)
         block_size, num_blocks = rng.choice([1, 2, 4, 8]), rng.randint(3, 40)
         self.limits = Limits(
@@ -30,14 +32,23 @@ class Trial:
             max_model_len=rng.randint(2, min(60, num_blocks * block_size)),
             block_size=block_size,
         )
+        caching, num_slots = rng.random() < 0.8, rng.choice([0, 1, 5, 40, 200])
+        failing, speed = rng.choice([0, 0, 0.1, 0.6]), rng.choice([0.05, 0.3, 1])
+        self.disk = disk or Disk(rng, failing=failing, speed=speed)
+        self.disk.rng = rng
+        read_us = rng.choice([10, 300, 10_000])
+        self.tier = Tier(num_slots, block_size, self.disk.found(), read_us=read_us, token_us=1000)
         self.scheduler = Scheduler(
             self.limits,
             num_blocks,
-            prefix_caching=rng.random() < 0.8,
+            prefix_caching=caching,
             policy=rng.choice(list(POLICIES.values())),
+            tier=self.tier,
             checked=True,
         )
         self.executor = Executor(block_size)
+        self.now_us = 0
+        self.loaded: dict[int, int] = {}  # requests whose reads ended -> the step before
         self.stems = [[rng.randrange(VOCAB) for _ in range(12)] for _ in range(3)]
         self.ids = count()
         self.requests: dict[int, Request] = {}
@@ -70,13 +81,23 @@ class Trial:
     def step(self) -> bool:
         s = self.scheduler
         before = {r.id: (r.preemptions, r.served) for r in self.requests.values()}
-        was_running = {r.id for r in s.running}
-        batch = s.schedule(0)
+        was_running = {r.id: r.joins for r in s.running}
+        loading = [r for r in s.running if r.loading]
+        s.transferred(self.disk.end(self.executor))
+        self.loaded |= {r.id: s.counters.steps for r in loading if not r.loading}
+        if self.rng.random() < 0.05:
+            s.cache.clear()  # so that there is something to read
+        self.now_us += self.rng.choice([1_000] * 30 + [300_000])
+        batch = s.schedule(self.now_us)
+        self.disk.begin(self.executor, s.take_transfers())
         check(s)
         if batch is None:
-            assert not s.waiting and not s.running, "requests are left but nothing is computed"
-            return False
-        self.check_batch(batch, before, was_running)
+            wait = s.wake_at() is not None
+            assert wait == bool(self.disk.under_way)
+            assert wait or (not s.waiting and not s.running), "requests are left but nothing is computed"
+            return wait
+        # Whoever gave up its reads has left, and may be back.
+        self.check_batch(batch, before, {i for i, joins in was_running.items() if self.requests[i].joins == joins})
         held = {b for segment in batch.segments for b in segment.blocks}
         while self.rng.random() < 0.15:
             self.cancel()
@@ -85,7 +106,7 @@ class Trial:
             self.submit()
         sampled = self.executor.run(batch)
         failed = {i for i in range(len(sampled)) if self.rng.random() < 0.003}
-        deltas = s.commit(batch, [-1 if i in failed else t for i, t in enumerate(sampled)], 1)
+        deltas = s.commit(batch, [-1 if i in failed else t for i, t in enumerate(sampled)], 1000 * batch.num_tokens)
         self.take(batch, deltas, sampled, failed)
         return True
 
@@ -95,7 +116,7 @@ class Trial:
         assert len(segments) == len(batch.segments), "two segments of one request"
         assert 0 < batch.num_tokens <= budget
         running = {r.id for r in s.running}
-        assert segments.keys() <= running
+        assert segments.keys() <= {r.id for r in s.running if not r.loading}
         for x in batch.segments:
             r = self.requests[x.id]
             assert x.start == r.computed and list(x.tokens) == list(r.tokens[x.start : x.start + len(x.tokens)])
@@ -108,8 +129,8 @@ class Trial:
             assert r.id not in segments and r.phase is Phase.WAITING
             assert all(r.order > other.order for other in s.running), "somebody older was preempted"
 
-        decoding = [r for r in s.running if r.id in was_running and r.pending == 1]
-        prompts = [r for r in s.running if r not in decoding]
+        decoding = [r for r in s.running if r.id in was_running and r.pending == 1 and not r.loading]
+        prompts = [r for r in s.running if r not in decoding and not r.loading]
         half = max(1, budget // 2)
         decoded = [r for r in decoding if r.id in segments]
         assert len(decoded) == min(len(decoding), budget - min(half, sum(r.pending for r in prompts)))
@@ -117,8 +138,8 @@ class Trial:
         assert not put_off or all(before[r.id][1] <= min(put_off) for r in decoded), "not the longest unserved first"
         if budget > half:
             longest = -(-limits.max_num_seqs // (budget - half))
-            begun = [before[r.id][1] for r in decoding if before[r.id][1]]
-            assert all(batch.step - served <= longest for served in begun), "a decoding request starves"
+            since = {r.id: max(before[r.id][1], self.loaded.get(r.id, 0)) for r in decoding if before[r.id][1]}
+            assert all(batch.step - step <= longest for step in since.values()), "a decoding request starves"
         left = budget - len(decoded)
         for r in prompts:
             n = min(r.pending, left)
@@ -170,10 +191,14 @@ class Totals(NamedTuple):
     hits: int
     copied_tokens: int
     evicted_blocks: int
+    written: int
+    read: int
+    failed: int
+    tier_hit_tokens: int
 
 
-def run(seed: int) -> Totals:
-    trial = Trial(seed)
+def run(seed: int, disk: Disk | None = None) -> Totals:
+    trial = Trial(seed, disk)
     for _ in range(trial.rng.randint(20, 120)):
         while trial.rng.random() < 0.4:
             trial.submit()
@@ -188,10 +213,18 @@ def run(seed: int) -> Totals:
     trial.verify()
     c = trial.scheduler.cache.counters
     preemptions = sum(r.preemptions for r in trial.requests.values())
-    return Totals(len(trial.requests), preemptions, c.hits, c.copied_tokens, c.evicted_blocks)
+    assert c.queries == c.hits + sum(c.misses.values())
+    t = trial.tier.counters
+    totals = Totals(
+        *(len(trial.requests), preemptions, c.hits, c.copied_tokens, c.evicted_blocks),
+        *(t.written, t.read, t.failed, t.hit_tokens),
+    )
+    if disk is None:
+        totals = Totals(*map(sum, zip(totals, run(seed, trial.disk), strict=True)))
+    return totals
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_every_request_gets_the_tokens_it_gets_alone(first: int) -> None:
     totals = Totals(*map(sum, zip(*(run(seed) for seed in range(first, first + 25)), strict=True)))
-    assert all(n > least for n, least in zip(totals, (300, 20, 100, 100, 100), strict=True)), totals
+    assert all(n > least for n, least in zip(totals, (600, 20, 100, 100, 100, 300, 20, 20, 20), strict=True)), totals

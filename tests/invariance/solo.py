@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from potok.backends.native.backend import NativeBackend
+from potok.core.radix import BYTES
 from potok.core.scheduler import Limits, Scheduler
+from potok.core.tier import Tier
 from potok.engine.loop import EngineLoop
+from potok.engine.tier_store import NoStore, Store, TierStore
 from potok.finish import Finish
 from potok.protocol import Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine, TokenLogprobs
 from potok.weights.gguf import GGUFFile
@@ -28,6 +31,8 @@ class Setting:
     threads: int = 2
     kv_dtype: str = "f16"
     prefix_caching: bool = True
+    tier_folder: str = ""  # of the second tier; "": there is none
+    tier_bytes: int = 2**30
 
 
 @dataclass
@@ -47,18 +52,24 @@ class Answer:
 
 
 class Turns:
-    """The engine's connection: `arrivals[t]` is handed over at turn t; freed blocks are poisoned after every step."""
+    """The engine's connection: `arrivals[t]` is handed over at turn t; freed blocks are poisoned after every step.
 
-    def __init__(self, arrivals: dict[int, list[Submit]], poison: Callable[[], None]) -> None:
+    It ends with the last answer, when nothing is being written any more.
+    """
+
+    def __init__(
+        self, arrivals: dict[int, list[Submit]], poison: Callable[[], None], is_settled: Callable[[], bool]
+    ) -> None:
         self._arrivals = arrivals
         self._poison = poison
+        self._is_settled = is_settled
         self._turn = -1
         self._open = {s.id for batch in arrivals.values() for s in batch}
         self.answers: dict[int, Answer] = defaultdict(Answer)
         self.stats = Stats()
 
     def receive(self, timeout: float) -> Sequence[ToEngine]:
-        if not self._open:
+        if not self._open and self._is_settled():
             return [Shutdown()]
         self._turn += 1
         return self._arrivals.get(self._turn, [])
@@ -102,17 +113,34 @@ class Model:
         backend = self._backend(setting)
         limits = Limits(setting.max_num_seqs, setting.budget, self._config.context_length, setting.block_size)
         caching = setting.prefix_caching
-        scheduler = Scheduler(limits, setting.num_blocks, prefix_caching=caching, checked=True)
         backend.allocate(setting.num_blocks, self._config.context_length)
+        tier, store = open_tier(setting, backend)
+        scheduler = Scheduler(limits, setting.num_blocks, prefix_caching=caching, tier=tier, checked=True)
 
         def poison() -> None:
             free = [b for b in range(setting.num_blocks) if scheduler.pool.refs(b) == 0]
             backend.poison(np.array(free, np.int32))
 
         poison()
-        turns = Turns(arrivals, poison)
-        EngineLoop(scheduler, backend, turns).run()
+        turns = Turns(arrivals, poison, lambda: scheduler.wake_at() is None)
+        EngineLoop(scheduler, backend, turns, store).run()
+        store.close()
         return turns.answers, turns.stats
+
+
+def open_tier(setting: Setting, backend: NativeBackend) -> tuple[Tier, Store]:
+    """Always cheaper to read than to compute, whatever this machine is like."""
+    size = setting.block_size
+    if not setting.tier_folder:
+        return Tier(0, size), NoStore()
+    store = TierStore(
+        setting.tier_folder,
+        f"{size}-{setting.kv_dtype}",
+        num_bytes=setting.tier_bytes,
+        key_bytes=size * BYTES,
+        kv_block=backend.kv_block,
+    )
+    return Tier(store.num_slots, size, store.found, read_us=1.0, token_us=1e9), store
 
 
 def submit(id: int, prompt: list[int], count: int, **sampling: object) -> Submit:

@@ -158,6 +158,18 @@ ActivationBits = Annotated[
         help="8 is fast; 16 follows the model's weights more closely at lower speed.",
     ),
 ]
+PrefixCacheDir = Annotated[
+    str,
+    typer.Option(
+        "--prefix-cache-dir",
+        metavar="PATH",
+        help="Folder where computed prefixes are kept, for when memory runs short and for the next start.",
+        show_default="none",
+    ),
+]
+SwapSpace = Annotated[
+    float, typer.Option("--swap-space", metavar="GiB", help="Room for them there; used with --prefix-cache-dir.")
+]
 
 
 class Given(TypedDict, total=False):
@@ -175,6 +187,8 @@ class Given(TypedDict, total=False):
     block_size: int
     threads: int | None
     activation_bits: int
+    prefix_cache_dir: str
+    swap_space: float
 
 
 def model_path(argument: str | None, option: str | None = None) -> Path:

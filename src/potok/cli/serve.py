@@ -49,6 +49,8 @@ def serve(
             "On a machine with other users set the variable instead (keys separated by spaces): they can see flags.",
         ),
     ] = None,
+    prefix_cache_dir: options.PrefixCacheDir = "",
+    swap_space: options.SwapSpace = 4.0,
 ) -> int:
     engine_config = options.engine_config(
         options.model_path(model, model_option),
@@ -64,6 +66,8 @@ def serve(
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,
         activation_bits=activation_bits,
+        prefix_cache_dir=prefix_cache_dir,
+        swap_space=swap_space,
     )
     server_config = ServerConfig(
         host=host,

@@ -89,9 +89,10 @@ class BlockPool:
         self._cached[block] = True
 
     def drop(self, block: int) -> None:
-        """The prefix cache lets go of an idle block, which is free then."""
-        assert self.is_idle(block), f"block {block} is not idle"
+        """The prefix cache lets go of a block. An idle one is free then."""
+        assert self._cached[block], f"block {block} is not cached"
+        if self.is_idle(block):
+            self._idle -= 1
+            self._free.append(block)
         self._cached[block] = False
-        self._refs[block] = 0
-        self._idle -= 1
-        self._free.append(block)
+        self._refs[block] -= 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from potok.core.radix import key_of
 from potok.core.request import Phase, Request
+from potok.core.tier import Kind
 
 if TYPE_CHECKING:
     from potok.core.scheduler import Scheduler
@@ -17,6 +18,7 @@ def check(scheduler: Scheduler) -> None:
     """Raises AssertionError naming the request or the block. O(blocks): for tests and for hunting a bug."""
     check_blocks(scheduler)
     check_tree(scheduler)
+    check_transfers(scheduler)
     for queue in (scheduler.waiting, scheduler.running):
         assert all(a.order < b.order for a, b in pairwise(queue)), "a queue is not oldest first"
     for request in scheduler.waiting:
@@ -29,10 +31,11 @@ def check(scheduler: Scheduler) -> None:
 
 
 def check_blocks(scheduler: Scheduler) -> None:
-    """Every block is free, or held exactly as often as its count says: by requests, by the prefix cache, by a copy."""
+    """Every block is free, or held exactly as often as its count says: by requests, the cache, a copy, a transfer."""
     pool, cache = scheduler.pool, scheduler.cache
     held = Counter(b for r in (*scheduler.running, *scheduler.leaving) for b in r.blocks)
     held.update(cache.borrowed())
+    held.update(t.block for t in cache.transfers.under_way())
     needed = len(held)
     held.update(node.block for node in cache.tree.nodes())
     for block in range(pool.num_blocks):
@@ -56,6 +59,25 @@ def check_tree(scheduler: Scheduler) -> None:
         assert node.order == sorted(node.children) and node.parent is not None
         assert node.parent.children[node.key] is node
     cache.check_droppable()
+
+
+def check_transfers(scheduler: Scheduler) -> None:
+    """Who waits for reads has them under way, into its own blocks; nobody computes into a block under transfer."""
+    transfers, size = scheduler.cache.transfers, scheduler.limits.block_size
+    transfers.tier.check()
+    under_way = {t.id: t for t in transfers.under_way()}
+    for load in transfers.loads():
+        request = load.request
+        assert request.loading and request in scheduler.running and load.left, f"request {request.id} waits for nothing"
+        for id, i in load.left.items():
+            assert under_way[id].block == request.blocks[load.start // size + i], f"request {request.id}: not its block"
+    assert sum(r.loading for r in scheduler.running) == sum(1 for _ in transfers.loads()), "somebody waits for ever"
+    targets = {t.block for t in under_way.values() if t.kind is Kind.READ}
+    for request in scheduler.running:
+        assert request.loading or targets.isdisjoint(request.blocks), f"request {request.id} has a block that is read"
+    for transfer in under_way.values():
+        cached = scheduler.pool.is_cached(transfer.block)
+        assert not (cached and transfer.kind is Kind.READ), f"block {transfer.block} is cached and read"
 
 
 def check_running(scheduler: Scheduler, request: Request) -> None:

@@ -7,13 +7,16 @@ token. At least one token is left to compute: its logits are what the request is
 Blocks come from the tree, and from requests that run now: a whole block is published as soon as it is computed, and the
 block that a request is filling can be copied from. All this is invisible in the output: KV of a token depends on its
 prefix and position alone (docs/numerics.md), so a shared block holds the very bits that would have been computed.
+
+Where the tree ends, whole blocks may follow in the second tier (potok.core.tier). They are read into blocks of the
+request's own when that is faster than computing them, and published then.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -22,6 +25,8 @@ from potok.core.blocks import BlockPool
 from potok.core.eviction import EvictionOrder
 from potok.core.radix import BYTES, RadixNode, RadixTree, Root, common_tokens, digest_of, key_of
 from potok.core.request import Request
+from potok.core.tier import Done, Tier
+from potok.core.transfers import Load, Transfers
 
 #: A request waits for one that is computing its prefix when at least so many tokens are to be had from it.
 WORTH_WAITING = 16
@@ -43,6 +48,7 @@ class Match(NamedTuple):
 
     node: the deepest cached block. blocks: of the whole path. head: tokens to copy from `source` after that; 0: none.
     wait: somebody who runs is about to compute more of it. cost: blocks that must be available for all of its tokens.
+    stored: digests of the whole blocks that follow in the second tier. read: they are to be read, as that pays.
     """
 
     node: RadixNode
@@ -51,6 +57,8 @@ class Match(NamedTuple):
     source: int
     wait: bool
     cost: int
+    stored: Sequence[bytes] = ()
+    read: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -74,9 +82,10 @@ class PrefixCounters:
 class PrefixCache:
     """All blocks of the pool go out and come back through here. enabled: False shares nothing."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool = True, tier: Tier | None = None) -> None:
         self.pool = pool
         self.tree = RadixTree(block_size)
+        self.transfers = Transfers(Tier(0, block_size) if tier is None else tier, pool, self.tree, block_size)
         self.counters = PrefixCounters()
         self.enabled = enabled
         self._order = EvictionOrder()
@@ -95,15 +104,23 @@ class PrefixCache:
         limit = min(known - 1, request.reusable)
         if not self.enabled or limit <= 0:
             return Match(root, array("i"), 0, -1, False, total)
-        key = key_of(request.tokens[:limit])
-        node = self.tree.descend(root, key)
+        key = key_of(request.tokens[: limit + 1])
+        node = self.tree.descend(root, key[: limit * BYTES])
         blocks = array("i", [n.block for n in node.path()])
         blocks.reverse()
-        rest = key[node.end * BYTES :]
+        rest = key[node.end * BYTES : limit * BYTES]
         source, head = self._head(node, rest)
-        wait = self._is_coming(node, rest, head)
+        # The token that must be computed may end a stored block: the tokens before it are good, and it comes out equal.
+        stored = self.transfers.find(node, key[node.end * BYTES :])
+        readable = min(len(stored) * size, limit - node.end)
+        if readable <= head:
+            stored = ()
+        read = len(stored) > 0 and self.transfers.pays(len(stored), readable - head)
+        wait = self._is_coming(node, rest, head, readable if read else head)
+        if read:
+            source, head = -1, 0
         reused = sum(map(self.pool.is_idle, blocks)) + (head > 0 and self.pool.is_idle(source))
-        return Match(node, blocks, head, source, wait, total - len(blocks) + reused)
+        return Match(node, blocks, head, source, wait, total - len(blocks) + reused, stored, read)
 
     def without_copy(self, match: Match) -> Match:
         """The same, with the tokens of the last block to be computed: copying needs one block more for a step."""
@@ -115,6 +132,7 @@ class PrefixCache:
         """Gives the request blocks for all its tokens. Returns the block to copy from into the first new one, or -1."""
         pool = self.pool
         self._count(request, match)
+        request.joins += 1
         for block in match.blocks:
             pool.share(block)
         if match.head:
@@ -124,6 +142,10 @@ class PrefixCache:
         request.computed = match.num_tokens
         # A root may have been linked or forgotten since the match was made.
         self._settle(request, match.node if match.node.end else self.tree.link_root(request.domain))
+        if match.read:
+            self.transfers.read(request, match.node.end, match.stored)
+        elif match.stored:
+            self.transfers.decline()
         return match.source if match.head else -1
 
     def alloc(self, n: int) -> array[int]:
@@ -155,10 +177,14 @@ class PrefixCache:
 
     def release(self, request: Request) -> None:
         """Takes all blocks from the request."""
+        load = self.transfers.leave(request)
+        if load is not None:
+            self._count_load(load, 0)
         self.pool.release(request.blocks)
         request.blocks = array("i")
         if request.node is not None:
             node = request.node
+            self.transfers.note(node)
             self._leave(request)
             if isinstance(node, Root):
                 self._forget(node)
@@ -174,8 +200,34 @@ class PrefixCache:
                 self._offer(node)
         self._borrowed.clear()
 
+    def transferred(self, done: Iterable[Done]) -> None:
+        """Ends of transfers. Between steps."""
+        blocks, complete = self.transfers.end(done)
+        self.pool.release(blocks)
+        for load in complete:
+            self._arrive(load)
+
+    def give_up(self, request: Request) -> None:
+        """Whoever waits for this request's reads waits no longer; what they have brought so far is kept."""
+        load = self.transfers.leave(request)
+        assert load is not None, f"request {request.id} waits for nothing"
+        load.good = min([load.good, *load.left.values()])
+        self._arrive(load)
+        self.transfers.tier.give_up()
+
     def borrowed(self) -> Iterator[int]:
         return iter(self._borrowed)
+
+    def _arrive(self, load: Load) -> None:
+        """The request's reads are over: it goes on behind the tokens that they brought."""
+        request = load.request
+        self.transfers.leave(request)
+        end = load.start + load.good * self._block_size
+        end = min(end, len(request.tokens) - 1, request.reusable)
+        gained = max(0, end - request.computed)
+        request.computed += gained
+        self._count_load(load, gained)
+        self.publish(request)
 
     def check_droppable(self) -> None:
         """Raises AssertionError when an idle leaf would never be dropped (for tests)."""
@@ -203,20 +255,23 @@ class PrefixCache:
                     source, head = other.blocks[node.end // self._block_size], n
         return source, head
 
-    def _is_coming(self, node: RadixNode, rest: bytes, head: int) -> bool:
-        """Whether a running request is about to compute so much of `rest` that waiting for it pays."""
+    def _is_coming(self, node: RadixNode, rest: bytes, head: int, readable: int) -> bool:
+        """Whether a running request is about to have so much of `rest` that waiting for it pays.
+
+        head: tokens that are to be had without it. readable: the same where it computes and does not read them, too.
+        """
         for other in self._filling.get(node, {}).values():
             if other.pending > 1:
                 n = common_tokens(key_of(other.tokens[node.end :]), rest)
-                if n - max(head, other.computed - node.end) >= WORTH_WAITING:
+                if n - max(head if other.loading else readable, other.computed - node.end) >= WORTH_WAITING:
                     return True
         return False
 
     def _count(self, request: Request, match: Match) -> None:
         counters, found = self.counters, match.num_tokens
         for node in match.node.path():
-            self._order.touch(node, not request.preemptions)
-        if request.preemptions:
+            self._order.touch(node, not request.joins)
+        if request.joins:
             return
         request.cached = found
         counters.queries += 1
@@ -225,8 +280,22 @@ class PrefixCache:
             counters.hits += 1
             counters.hit_tokens += found
             counters.copied_tokens += match.head
-        else:
+        elif not match.read:
             counters.misses[self._why(request)] += 1
+
+    def _count_load(self, load: Load, gained: int) -> None:
+        """gained: tokens. A request that found nothing in memory is a hit or a miss only now."""
+        request, counters = load.request, self.counters
+        self.transfers.tier.counters.hit_tokens += gained
+        if request.joins > 1:
+            return
+        if not request.cached:
+            if gained:
+                counters.hits += 1
+            else:
+                counters.misses[self._why(request)] += 1
+        request.cached += gained
+        counters.hit_tokens += gained
 
     def _why(self, request: Request) -> Miss:
         limit = min(len(request.tokens) - 1, request.reusable)
@@ -266,7 +335,13 @@ class PrefixCache:
             self._order.compact(self._is_droppable, 2 * self.pool.num_blocks)
 
     def _is_droppable(self, node: RadixNode) -> bool:
-        return not node.children and self.tree.node_of(node.block) is node and self.pool.is_idle(node.block)
+        """A leaf that no request needs. One that is being written may go: its block is free when that is done.
+
+        It has to be possible, as the blocks above it are idle and count as available.
+        """
+        if node.children or self.tree.node_of(node.block) is not node:
+            return False
+        return self.pool.refs(node.block) == 1 + self.transfers.is_written(node.block)
 
     # -- who fills what -------------------------------------------------------------------------------------------
 

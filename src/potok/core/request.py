@@ -56,12 +56,14 @@ class Request:
     blocks: array[int] = field(default_factory=no_blocks)
     node: RadixNode | None = None  # while it runs: the last of `blocks` that the prefix cache holds, or a root
     rated: int = 1  # the next token to rate
+    loading: bool = False  # blocks are being read for it: it runs, but takes part in no step
     cached: int = 0  # tokens that it found in the prefix cache when it joined first
     last_len: int = 0  # it ends when it has so many tokens: max_new, or a full context
     order: int = 0  # arrival number: age never changes, whatever happens to the request
     served: int = 0  # the last step that computed a token of it
     overtaken: int = 0  # younger requests that joined past it since it began to wait
     preemptions: int = 0
+    joins: int = 0
 
     @property
     def pending(self) -> int:

@@ -35,6 +35,7 @@ from potok.core.invariants import check
 from potok.core.policy import FCFS, Policy
 from potok.core.prefix import PrefixCache
 from potok.core.request import Phase, Request
+from potok.core.tier import Done, Tier, Transfer
 from potok.finish import Finish
 
 __all__ = ["Counters", "Limits", "Reject", "Scheduler"]
@@ -60,6 +61,8 @@ class Scheduler:
     """One step is in flight at a time: schedule() -> the backend -> commit(). cancel() and submit() are legal always.
 
     prefix_caching: requests with the same first tokens share the blocks of these. policy: of joining.
+    tier: where more of them may be; what take_transfers() asks for after each schedule() is done beside the steps, and its
+    end told by transferred().
     checked: verify all invariants after each commit (slow: for tests and for hunting a bug).
     """
 
@@ -70,12 +73,13 @@ class Scheduler:
         *,
         prefix_caching: bool = True,
         policy: Policy = FCFS,
+        tier: Tier | None = None,
         checked: bool = False,
     ) -> None:
         self.limits = limits
         self.policy = policy
         self.pool = BlockPool(num_blocks)
-        self.cache = PrefixCache(self.pool, limits.block_size, enabled=prefix_caching)
+        self.cache = PrefixCache(self.pool, limits.block_size, enabled=prefix_caching, tier=tier)
         self.waiting: list[Request] = []  # oldest first
         self.running: list[Request] = []  # oldest first
         self.leaving: list[Request] = []  # cancelled while a step is in flight: its commit releases their blocks
@@ -118,16 +122,30 @@ class Scheduler:
 
     def wake_at(self) -> int | None:
         """When (us) to call schedule() again although nothing arrives. None: no need."""
-        return None
+        return self.cache.transfers.wake_at()
+
+    def transferred(self, done: Sequence[Done]) -> None:
+        """Ends of transfers that take_transfers() asked for, in any order. Before schedule()."""
+        assert self._flight is None, "blocks change hands between steps"
+        self.cache.transferred(done)
+
+    def take_transfers(self) -> list[Transfer]:
+        """Transfers between blocks and the second tier to begin now. After schedule()."""
+        return self.cache.transfers.take()
 
     def schedule(self, now_us: int) -> Batch | None:
         """The next step, or None when there is nothing to compute. now_us: the engine's clock, for policies of time."""
         assert self._flight is None, "a step is in flight; commit it first"
+        for request in self.cache.transfers.late(now_us):
+            self.running.remove(request)
+            self.cache.give_up(request)
+            self._requeue(request)
         preempted = self._make_room()
         decoding: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
-            (decoding if len(request.tokens) - request.computed == 1 else prompts).append(request)
+            if not request.loading:
+                (decoding if len(request.tokens) - request.computed == 1 else prompts).append(request)
         if not preempted:
             self._join(len(decoding), prompts)
 
@@ -185,6 +203,7 @@ class Scheduler:
                 deltas.append(delta)
         counters.steps += 1
         counters.busy_us += step_us
+        self.cache.transfers.tier.note_step(step_us, batch.num_tokens)
         counters.generation_tokens += sum([d.token is not None for d in deltas])
 
         self._flight, self._flying = None, []
@@ -216,14 +235,17 @@ class Scheduler:
         return preempted
 
     def _preempt(self, request: Request) -> None:
+        request.preemptions += 1
+        self._requeue(request)
+        self.counters.preemptions += 1
+
+    def _requeue(self, request: Request) -> None:
         """Back to the queue, ahead of all that are younger. What is lost by then is recomputed, to the bit."""
         self.cache.release(request)
         request.computed = 0
-        request.preemptions += 1
         request.overtaken = 0
         request.move(Phase.WAITING)
         insort(self.waiting, request, key=BY_AGE)
-        self.counters.preemptions += 1
 
     def _join(self, num_decoding: int, prompts: list[Request]) -> None:
         """Moves waiting requests into `running` and `prompts`, no more than can get a token in this step."""
@@ -238,8 +260,11 @@ class Scheduler:
             self.waiting.remove(request)
             request.move(Phase.RUNNING)
             insort(self.running, request, key=BY_AGE)
-            insort(prompts, request, key=BY_AGE)
-            backlog += request.pending
+            if request.loading:
+                request.served = self._step  # it comes into its turn by the time it joined
+            else:
+                insort(prompts, request, key=BY_AGE)
+                backlog += request.pending
             if backlog >= room or len(self.running) >= self.limits.max_num_seqs:
                 return
 

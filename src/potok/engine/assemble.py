@@ -5,22 +5,27 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from potok.backends.api import Backend
 from potok.backends.inputs import pack
 from potok.config import GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
 from potok.core.batch import Batch, Segment
 from potok.core.policy import POLICIES
+from potok.core.radix import BYTES
 from potok.core.scheduler import Limits, Scheduler
+from potok.core.tier import Tier
 from potok.engine import resolve
 from potok.engine.serve import Engine
+from potok.engine.tier_store import Locked, NoStore, Store, TierStore
 from potok.protocol import EngineInfo, Sampling
 from potok.sampling.state import RowState, build_rows
 
 PROBE_TOKENS = 64
 WARM_UP_TOKENS = 16
 PROBE_SECONDS = 0.2
+#: What reading a block is taken to cost before any has been read: a modest disk.
+DISK_BYTES_PER_US = 500
 
 
 class AllocatingBackend(Backend, Protocol):
@@ -28,6 +33,10 @@ class AllocatingBackend(Backend, Protocol):
 
     def allocate(self, num_blocks: int, max_model_len: int) -> None:
         """Takes the KV memory. Called once, before the first step."""
+
+    def kv_block(self, block: int) -> memoryview:
+        """The memory of one block, as long as any other's; writable."""
+        ...
 
 
 def assemble(
@@ -37,8 +46,10 @@ def assemble(
     memory: int,
     notes: list[str],
     probe: Callable[[AllocatingBackend], float],
+    fingerprint: Callable[[], str] = lambda: "",
 ) -> Engine:
     """memory: bytes available now. notes: of what has been resolved before. probe: runs steps, tells seconds per token.
+    fingerprint: names what the KV depends on; called only when prefixes are to be kept.
 
     Raises LoadError when the settings, the model and the machine do not fit together.
     """
@@ -46,15 +57,20 @@ def assemble(
     seqs = resolve.max_num_seqs(config.max_num_seqs)
     pool = resolve.pool(config, seqs.value, info.context_length, info.kv_bytes_per_token, memory)
     backend.allocate(pool.num_blocks, pool.max_model_len)
-    budget = resolve.budget(config.max_num_batched_tokens, probe(backend))
+    named = fingerprint() if config.prefix_cache_dir else ""  # before the probe, which wants the cores for itself
+    seconds_per_token = probe(backend)
+    budget = resolve.budget(config.max_num_batched_tokens, seconds_per_token)
     no_evict = config.capacity_policy == GUARANTEED_NO_EVICT
     limits = Limits(seqs.value, budget.value, pool.max_model_len, config.block_size, no_evict)
+    second = open_tier(config, backend, named, seconds_per_token)
+    notes = [*notes, *pool.notes, seqs.note, budget.note, *resolve.sharing(config), *second.notes, *backend.info.notes]
     return Engine(
         Scheduler(
             limits,
             pool.num_blocks,
             prefix_caching=config.enable_prefix_caching,
             policy=POLICIES[SCHEDULE_POLICIES[config.schedule_policy]],
+            tier=second.tier,
         ),
         backend,
         EngineInfo(
@@ -67,9 +83,35 @@ def assemble(
             threads=info.threads,
             isa=info.isa,
             kv_cache_bytes=pool.num_blocks * config.block_size * info.kv_bytes_per_token,
-            notes=[*notes, *pool.notes, seqs.note, budget.note, *resolve.sharing(config), *backend.info.notes],
+            notes=notes,
         ),
+        second.store,
     )
+
+
+class SecondTier(NamedTuple):
+    tier: Tier
+    store: Store
+    notes: list[str]
+
+
+def open_tier(
+    config: EngineConfig, backend: AllocatingBackend, fingerprint: str, seconds_per_token: float
+) -> SecondTier:
+    """The second tier of the prefix cache, or one without slots. Raises LoadError when the folder cannot be used."""
+    folder, size = config.prefix_cache_dir, config.block_size
+    if not folder:
+        return SecondTier(Tier(0, size), NoStore(), [])
+    num_bytes = int(config.swap_space * 2**30)
+    try:
+        store = TierStore(folder, fingerprint, num_bytes=num_bytes, key_bytes=size * BYTES, kv_block=backend.kv_block)
+    except Locked:
+        note = f"prefix_cache_dir {folder}: another process uses it for this model; this one keeps nothing there"
+        return SecondTier(Tier(0, size), NoStore(), [note])
+    read_us = store.payload_bytes / DISK_BYTES_PER_US
+    tier = Tier(store.num_slots, size, store.found, read_us=read_us, token_us=seconds_per_token * 1e6)
+    found = f"{len(tier)} of {store.num_slots} blocks are there, {len(tier) * size} tokens"
+    return SecondTier(tier, store, [f"prefix_cache_dir {folder}, {resolve.size(num_bytes)}: {found}"])
 
 
 def measure(backend: AllocatingBackend) -> float:

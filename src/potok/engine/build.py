@@ -9,6 +9,7 @@ from potok.backends.native.backend import NativeBackend
 from potok.config import EngineConfig
 from potok.engine import resolve
 from potok.engine.assemble import AllocatingBackend, assemble, measure
+from potok.engine.fingerprint import Fingerprint
 from potok.engine.machine import read_machine
 from potok.engine.serve import Engine
 from potok.model.precision import ActivationRule, activation_of
@@ -27,6 +28,7 @@ def build_engine(
     file = GGUFFile.open(config.model)
     model = read_config(file)
     resolve.check(config, model.context_length)
+    fingerprint = Fingerprint(config) if config.prefix_cache_dir else None
     machine = read_machine()
     threads = resolve.threads(config.threads, machine)
     resolve.check_weights(sum(tensor.data.nbytes for tensor in file.tensors.values()), machine.available)
@@ -47,4 +49,11 @@ def build_engine(
         quiet()
         return measure(backend)
 
-    return assemble(config, backend, memory=read_machine().available, notes=[loaded, threads.note], probe=probe)
+    return assemble(
+        config,
+        backend,
+        memory=read_machine().available,
+        notes=[loaded, threads.note],
+        probe=probe,
+        fingerprint=fingerprint.wait if fingerprint else lambda: "",
+    )

@@ -14,6 +14,7 @@ from potok.core.describe import top_prefixes
 from potok.core.radix import Domain
 from potok.core.request import Request
 from potok.core.scheduler import Reject, Scheduler
+from potok.engine.tier_store import NoStore, Store
 from potok.finish import Finish
 from potok.protocol import (
     CacheContents,
@@ -58,10 +59,15 @@ class Live(NamedTuple):
 
 
 class EngineLoop:
-    def __init__(self, scheduler: Scheduler, backend: Backend, connection: Connection) -> None:
+    """store: moves blocks to and from the scheduler's second tier, if it has one."""
+
+    def __init__(
+        self, scheduler: Scheduler, backend: Backend, connection: Connection, store: Store | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._backend = backend
         self._connection = connection
+        self._store = store or NoStore()
         self._live: dict[int, Live] = {}
         self._refused: list[Chunk] = []
         self._rows = RowBuilder()
@@ -81,7 +87,9 @@ class EngineLoop:
                         self._connection.send(CacheContents(message.id, self._describe(message)))
                     case Shutdown():
                         return
+            self._scheduler.transferred(self._store.end())
             batch = self._scheduler.schedule(_now_us())
+            self._store.begin(self._scheduler.take_transfers())
             chunks, self._refused = self._refused, []
             if batch is not None:
                 chunks += self._step(batch)
@@ -155,6 +163,8 @@ class EngineLoop:
     def _stats(self) -> Stats:
         scheduler, counters = self._scheduler, self._scheduler.counters
         prefix = scheduler.cache.counters
+        tier, info = scheduler.cache.transfers.tier, self._backend.info
+        block_bytes = info.block_size * info.kv_bytes_per_token
         return Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -173,16 +183,26 @@ class EngineLoop:
             prefix_misses=prefix.misses,
             evicted_blocks=prefix.evicted_blocks,
             evicted_reused_blocks=prefix.evicted_reused_blocks,
+            tier_blocks=len(tier),
+            tier_slots=tier.num_slots,
+            tier_read_blocks=tier.counters.read,
+            tier_written_blocks=tier.counters.written,
+            tier_read_bytes=tier.counters.read * block_bytes,
+            tier_written_bytes=tier.counters.written * block_bytes,
+            tier_failures=tier.counters.failed,
+            tier_hit_tokens=tier.counters.hit_tokens,
+            tier_given_up=tier.counters.given_up,
+            tier_pauses=tier.counters.pauses,
         )
 
     def _patience(self, batch: Batch | None) -> float:
         """How long to wait for messages before the next turn, in seconds."""
-        if not self._live:
-            return HEARTBEAT_SECONDS
-        if batch is not None:
+        if self._live and batch is not None:
             return 0.0
         wake = self._scheduler.wake_at()
-        assert wake is not None, f"{len(self._live)} requests wait, and nothing will ever wake them"
+        if wake is None:
+            assert not self._live, f"{len(self._live)} requests wait, and nothing will ever wake them"
+            return HEARTBEAT_SECONDS
         return min(HEARTBEAT_SECONDS, max(0.0, (wake - _now_us()) / 1e6))
 
 

@@ -7,6 +7,7 @@ a sentence that names the setting.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from potok.config import CAPACITY_POLICIES, GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
@@ -70,6 +71,10 @@ def check(config: EngineConfig, context_length: int) -> None:
         )
     if config.kv_cache_memory and config.kv_cache_tokens:
         raise LoadError("kv_cache_memory and kv_cache_tokens ask for the same in two units; give one of them.")
+    if config.prefix_cache_dir and not config.enable_prefix_caching:
+        raise LoadError("prefix_cache_dir is given, but prefix caching is switched off; leave out one of them.")
+    if not 0 < config.swap_space < inf:
+        raise LoadError(f"swap_space must be more than 0 GiB, not {config.swap_space}.")
     if config.max_model_len == 1:
         raise LoadError("max_model_len must be at least 2: one token of prompt and one of output.")
     if config.max_model_len > context_length:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from potok.backends.api import Backend
 from potok.core.scheduler import Scheduler
 from potok.engine.loop import Connection, EngineLoop
+from potok.engine.tier_store import NoStore, Store
 from potok.errors import LoadError
 from potok.protocol import EngineInfo, Failed, Ready
 
@@ -23,6 +24,7 @@ class Engine:
     scheduler: Scheduler
     backend: Backend
     info: EngineInfo
+    store: Store = field(default_factory=NoStore)  # of the scheduler's second tier
 
 
 def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
@@ -30,7 +32,10 @@ def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
     try:
         engine = build()
         connection.send(Ready(engine.info))
-        EngineLoop(engine.scheduler, engine.backend, connection).run()
+        try:
+            EngineLoop(engine.scheduler, engine.backend, connection, engine.store).run()
+        finally:
+            engine.store.close()
     except LoadError as error:
         connection.send(Failed(str(error)))
         return EXIT_LOAD

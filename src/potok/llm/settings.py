@@ -20,3 +20,5 @@ class Settings(TypedDict, total=False):
     enable_prefix_caching: bool
     capacity_policy: str
     schedule_policy: str
+    prefix_cache_dir: str
+    swap_space: float

@@ -49,3 +49,8 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
     """Of all layers, K and V together."""
     head_bytes = config.head_dim * KV_DTYPES[dtype] + (4 if dtype == "int8" else 0)
     return 2 * config.num_layers * config.num_kv_heads * head_bytes
+
+
+#: KV in files is used again only under the same number. Raise it with every change of the bits that kernels compute, or
+#: of how a block lies in memory: tests/goldens notice the former.
+NUMERICS_VERSION = 1

@@ -101,6 +101,16 @@ class _EngineCollector(Collector):
         yield from self._prefix_cache(stats)
         yield _counter("engine_steps", "Steps of the engine.", stats.steps)
         yield _counter("engine_busy_seconds", "Time inside the engine's steps.", stats.busy_us / 1e6)
+        yield _gauge("tier_blocks", "Blocks in the second tier of the prefix cache.", stats.tier_blocks)
+        yield _gauge("tier_slots", "Blocks that the second tier may hold.", stats.tier_slots)
+        yield _counter("tier_read_blocks", "Blocks read from the second tier.", stats.tier_read_blocks)
+        yield _counter("tier_written_blocks", "Blocks written to the second tier.", stats.tier_written_blocks)
+        yield _counter("tier_read_bytes", "Bytes read from the second tier.", stats.tier_read_bytes)
+        yield _counter("tier_written_bytes", "Bytes written to the second tier.", stats.tier_written_bytes)
+        yield _counter("tier_failures", "Reads and writes of the second tier that failed.", stats.tier_failures)
+        yield _counter("tier_hit_tokens", "Tokens read from the second tier, not computed.", stats.tier_hit_tokens)
+        yield _counter("tier_given_up", "Choices that computed what took too long to read.", stats.tier_given_up)
+        yield _counter("tier_pauses", "Times that writing was stopped for a while.", stats.tier_pauses)
 
     @staticmethod
     def _prefix_cache(stats: Stats) -> Iterator[Metric]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from potok.backends.api import BackendInfo, Sampled, SampleRows, StepInputs
 
@@ -79,6 +80,10 @@ class ScriptedBackend:
         histories = [self._history(inputs, int(row)) for row in inputs.out_rows]
         ids = [self._choose(history, rows, s) for s, history in enumerate(histories)]
         return self._sampled(ids, rows, histories)
+
+    def kv_block(self, block: int) -> memoryview:
+        slots: npt.NDArray[np.int32] = self._slots[block]
+        return slots.view(np.uint8).data
 
     def close(self) -> None:
         """Nothing to free."""

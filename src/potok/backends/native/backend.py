@@ -115,6 +115,10 @@ class NativeBackend:
         """[rows, vocab]: of the first sampled rows of the last step, raw where they have no penalties or biases."""
         return self._replay.logits(np.empty((rows, self._config.vocab_size), np.float32))
 
+    def kv_block(self, block: int) -> memoryview:
+        """The KV of one block, all layers, as it lies in memory. Not while a step that uses the block is running."""
+        return self._replay.kv_block(block).data
+
     def poison(self, blocks: I32) -> None:
         """Writes NaN over the KV of these blocks; a test's way to show that freed slots are never read."""
         self._replay.poison(blocks)
