@@ -12,7 +12,7 @@ from make_model import make_model
 
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.bench.closed_loop import Listed, run_closed_loop
-from potok.bench.modelled import StepCost, run_modelled
+from potok.bench.modelled import ModelledRun, StepCost, run_modelled
 from potok.bench.prefix import PrefixBenchOptions, check_same, checked, run_prefix_bench
 from potok.bench.prefix_loads import MIX, Dialogues, Lengths, behind_one_prompt, mixed_lengths
 from potok.bench.prefix_report import footer, tables
@@ -185,3 +185,19 @@ def test_modelled_requests_that_cannot_fit_are_failures() -> None:
     scheduler = Scheduler(Limits(8, 100, 100, 4), 5)
     run = run_modelled(scheduler, [Lengths(50, 2), Lengths(8, 3), Lengths(8, 30)], clients=2)
     assert (run.failures, run.output_tokens) == (2, 3)
+
+
+@pytest.mark.parametrize("cost", [StepCost(0.004, 0.0012), StepCost(0.03, 0.0005)])
+def test_a_pool_for_a_third_of_the_load_costs_little(cost: StepCost) -> None:
+    """Whether a step is dear for its tokens, or dear in itself: then it is the fuller batch that pays."""
+    lengths = mixed_lengths(160, 5)
+    num_blocks = sum(-(-(n.prompt + n.output) // 32) for n in lengths) * 40 // len(lengths) // 3
+
+    def run(clients: int) -> ModelledRun:
+        return run_modelled(Scheduler(Limits(128, 96, 2048, 32), num_blocks), lengths, clients, cost)
+
+    fits, third = run(13), run(40)
+    assert fits.failures == third.failures == 0 and fits.output_tokens == third.output_tokens
+    assert third.preemptions > 0 and third.most_preemptions <= 5
+    assert third.preemptions < 3 * len(lengths)
+    assert fits.seconds >= 0.8 * third.seconds

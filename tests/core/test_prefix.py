@@ -79,6 +79,23 @@ def test_the_last_token_of_a_prompt_is_always_computed(length: int) -> None:
     assert again.cached == length - 1
 
 
+def test_a_copy_costs_a_block_more_only_where_its_source_could_be_dropped() -> None:
+    server = Server()
+    cache = server.scheduler.cache
+    first = server.submit(text(1, 3 * B), 40)
+    server.step()
+    match = cache.match(request(99, text(1, 40), 4))
+    assert (match.head, match.cost) == (7, 1), "two blocks are shared with who runs"
+    assert cache.without_copy(match).cost == 1
+    server.run()
+    server.check(first)
+    match = cache.match(request(99, text(1, 40), 4))
+    assert (match.head, match.cost) == (7, 4), "two idle blocks and the source are no longer to be had"
+    without = cache.without_copy(match)
+    assert (without.head, without.source, without.cost, without.num_tokens) == (0, -1, 3, 2 * B)
+    assert cache.without_copy(without) == without
+
+
 def test_an_answer_is_a_prefix_of_the_next_turn() -> None:
     server = Server()
     first = server.ask(text(1, 40), 30)

@@ -98,21 +98,26 @@ class SharedFigures:
     computed_tokens: int  # of the prompts
     saved: float
     ms_per_request: float
-    ttft_p50_ms: float
+    ttft: Spread
 
 
 @dataclass(frozen=True, slots=True)
 class DialogueFigures:
-    """hit_rate: of all prompt tokens, those that came from the cache; at_best: those that earlier turns computed."""
+    """hit_rate: of all prompt tokens, those that came from the cache; at_best: those that earlier turns computed.
+
+    steps: the same on every machine, unlike the times.
+    """
 
     policy: str  # or "off"
     turns: int
     prompt_tokens: int
     hit_rate: float
     at_best: float
+    computed_tokens: int  # of the prompts
+    steps: int
     seconds: float
     turns_per_s: float
-    ttft_p50_ms: float
+    ttft: Spread
     evicted_blocks: int
 
 
@@ -264,7 +269,7 @@ class PrefixBench:
             computed_tokens=computed,
             saved=(prompts - computed) / (len(asked) * self._options.system_tokens),
             ms_per_request=1000 * duration(asked) / len(asked),
-            ttft_p50_ms=ttft_p50_ms(asked),
+            ttft=ttft(asked),
         ), loop
 
     # -- dialogues ------------------------------------------------------------------------------------------------
@@ -302,9 +307,11 @@ class PrefixBench:
             prompt_tokens=prompts,
             hit_rate=sum(a.cached for a in asked) / prompts,
             at_best=1 - len(asked) * o.turn_tokens / prompts,
+            computed_tokens=scheduler.counters.prompt_tokens,
+            steps=scheduler.counters.steps,
             seconds=seconds,
             turns_per_s=len(asked) / seconds,
-            ttft_p50_ms=ttft_p50_ms(asked),
+            ttft=ttft(asked),
             evicted_blocks=scheduler.cache.counters.evicted_blocks,
         ), loop
 
@@ -409,7 +416,7 @@ def duration(asked: Sequence[Asked]) -> float:
     return max(a.ended for a in asked) - min(a.sent for a in asked)
 
 
-def ttft_p50_ms(asked: Sequence[Asked]) -> float:
+def ttft(asked: Sequence[Asked]) -> Spread:
     spread = Spread.of([a.first - a.sent for a in asked])
     assert spread is not None
-    return spread.p50
+    return spread

@@ -34,10 +34,11 @@ def footer(result: PrefixBenchResult) -> list[str]:
             f"answers are the same. {result.options.clients} clients, each asks again when it is answered."
         )
     if result.dialogues:
-        best = 100 * result.dialogues[0].at_best
+        first = result.dialogues[0]
         lines.append(
             f"Dialogues: {result.options.turns_open} turns open, {result.options.turns_running} of them running; "
-            f"{best:.1f} % of the prompt tokens are of earlier turns. All answers are the same."
+            f"{100 * first.at_best:.1f} % of the {first.prompt_tokens} prompt tokens are of earlier turns. "
+            "All answers are the same."
         )
     if result.memory is not None or result.pressure:
         lines.append(
@@ -75,11 +76,11 @@ def _shared(result: PrefixBenchResult) -> Table:
             f"{f.computed_tokens}",
             f"{100 * f.saved:.2f} %",
             f"{f.ms_per_request:.1f}",
-            f"{f.ttft_p50_ms:.0f}",
+            f"{f.ttft.p50:.0f}",
         )
     on, off = result.shared
     view.add_section()
-    faster, sooner = off.ms_per_request / on.ms_per_request, off.ttft_p50_ms / on.ttft_p50_ms
+    faster, sooner = off.ms_per_request / on.ms_per_request, off.ttft.p50 / on.ttft.p50
     view.add_row("gain", "", "", "", "", f"{faster:.1f}x", f"{sooner:.1f}x")
     return view
 
@@ -89,16 +90,17 @@ def _dialogues(result: PrefixBenchResult) -> Table:
     view = _table(
         f"{o.users} users x {o.turns} turns, {o.turn_tokens} tokens in, {o.turn_answer_tokens} out each; "
         f"{result.dialogue_blocks} blocks hold a third of the histories",
-        *("\npolicy", "prompt\ntokens", "\nhits", "turns\na second", "TTFT\np50 ms", "blocks\nevicted"),
+        *("\npolicy", "prompts\ncomputed", "\nhits", "\nsteps", "turns\na second", "TTFT\np50 ms", "TTFT\np95 ms"),
     )
     for f in result.dialogues:
         view.add_row(
             f.policy,
-            f"{f.prompt_tokens}",
+            f"{f.computed_tokens}",
             f"{100 * f.hit_rate:.1f} %",
+            f"{f.steps}",
             f"{f.turns_per_s:.1f}",
-            f"{f.ttft_p50_ms:.0f}",
-            f"{f.evicted_blocks}",
+            f"{f.ttft.p50:.0f}",
+            f"{f.ttft.p95:.0f}",
         )
     return view
 
