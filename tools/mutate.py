@@ -172,6 +172,7 @@ MUTATIONS = (
         "self._order.touch(node, True)",
         "a preempted request protects itself",
     ),
+    Mutation("prefix", "            used.append(copied)\n", "            pass\n", "who is copied from earns nothing"),
     Mutation("prefix", "        self._remember(node)\n", "", "nobody knows what was evicted"),
     Mutation(
         "prefix",

@@ -224,6 +224,15 @@ def test_a_hot_prefix_survives_prompts_that_come_once() -> None:
     assert server.scheduler.cache.counters.evicted_reused_blocks == 0
 
 
+def test_a_hot_prefix_that_ends_inside_a_block_keeps_its_end() -> None:
+    server = Server(num_blocks=4096 // B)
+    for i in range(3):
+        server.ask(text(0, 250) + text(500 + i, 10), 8)
+    for i in range(30):
+        server.ask(text(200 + i, 300), 8)
+    assert server.ask(text(0, 250) + text(600, 10), 8).cached == 250
+
+
 def test_blocks_that_were_reused_and_dropped_are_counted() -> None:
     server = Server(num_blocks=32)
     server.ask(text(0, 64), 2)
@@ -232,7 +241,7 @@ def test_blocks_that_were_reused_and_dropped_are_counted() -> None:
         server.ask(text(i, 400), 2)
     c = server.scheduler.cache.counters
     assert server.ask(text(0, 64), 2).cached < B
-    assert c.evicted_reused_blocks == 2, "of four blocks two were shared; one more was only copied from"
+    assert c.evicted_reused_blocks == 3, "of four blocks two were shared, and one was copied from"
     assert c.evicted_blocks > 29 * 20
 
 
