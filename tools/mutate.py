@@ -2,6 +2,7 @@
 
     python tools/mutate.py                  all mutations, two at a time
     python tools/mutate.py prefix radix     those of some files
+    python tools/mutate.py "a big request"  those that are described so
     python tools/mutate.py --list
 
 Each mutation is made in a copy of src; tests/core runs against the copy and stops at the first failure. Exit code 1
@@ -329,12 +330,12 @@ MUTATIONS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="of potok.core, without their ending; all that have mutations if none")
+    parser.add_argument("which", nargs="*", help="files of potok.core without their ending, or words of descriptions")
     parser.add_argument("--list", action="store_true", help="show the mutations and do nothing")
     parser.add_argument("--jobs", type=int, default=2, help="mutations at a time")
     arguments = parser.parse_args()
-    chosen = [m for m in MUTATIONS if not arguments.files or m.file in arguments.files]
-    check_places(chosen)
+    check_places(MUTATIONS)
+    chosen = [m for m in MUTATIONS if not arguments.which or any(w == m.file or w in m.breaks for w in arguments.which)]
     if arguments.list:
         for mutation in chosen:
             print(f"{mutation.file + '.py':14} {mutation.breaks}")
