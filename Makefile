@@ -1,5 +1,6 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
 # make test    set up, and run all tests
+# make mutate  break the scheduler by hand, line by line, and see that the tests notice
 # make test-isa    test the AVX-512 and AMX kernels on a CPU that has neither: emulated in AVX2
 # make bench-engine, bench-kernels, bench-fidelity, bench-peers    measure; benchmarks/README.md says what
 PYTHON ?= python3
@@ -13,7 +14,7 @@ MODELS := build/models
 PEERS := build/peers
 ISA := build/isa
 
-.PHONY: setup serve test test-isa check format wheel goldens bench-engine bench-kernels bench-fidelity bench-peers clean
+.PHONY: setup serve test test-isa mutate check format wheel goldens bench-engine bench-kernels bench-fidelity bench-peers clean
 
 setup: $(VENV)/installed
 
@@ -46,6 +47,9 @@ test-isa: $(VENV)/dev
 	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
 		tests/kernels tests/sampling tests/invariance -k "avx512vnni or amx or tables_agree or sampling_native" \
 		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
+
+mutate: $(VENV)/dev
+	$(BIN)/python tools/mutate.py $(ARGS)
 
 check: $(VENV)/dev
 	$(BIN)/ruff check .

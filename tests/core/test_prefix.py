@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from array import array
+
 import pytest
 from kv_oracle import Executor, answer, request, step
 
+from potok.core import prefix, radix
+from potok.core.invariants import check
 from potok.core.prefix import REMEMBERED, Miss
+from potok.core.radix import COMMON
 from potok.core.request import Request
 from potok.core.scheduler import Limits, Scheduler
 
@@ -73,6 +79,23 @@ def test_the_last_token_of_a_prompt_is_always_computed(length: int) -> None:
     assert again.cached == length - 1
 
 
+def test_a_copy_costs_a_block_more_only_where_its_source_could_be_dropped() -> None:
+    server = Server()
+    cache = server.scheduler.cache
+    first = server.submit(text(1, 3 * B), 40)
+    server.step()
+    match = cache.match(request(99, text(1, 40), 4))
+    assert (match.head, match.cost) == (7, 1), "two blocks are shared with who runs"
+    assert cache.without_copy(match).cost == 1
+    server.run()
+    server.check(first)
+    match = cache.match(request(99, text(1, 40), 4))
+    assert (match.head, match.cost) == (7, 4), "two idle blocks and the source are no longer to be had"
+    without = cache.without_copy(match)
+    assert (without.head, without.source, without.cost, without.num_tokens) == (0, -1, 3, 2 * B)
+    assert cache.without_copy(without) == without
+
+
 def test_an_answer_is_a_prefix_of_the_next_turn() -> None:
     server = Server()
     first = server.ask(text(1, 40), 30)
@@ -129,6 +152,17 @@ def test_who_waits_for_another_does_not_wait_when_that_one_leaves() -> None:
     server.check(second)
 
 
+def test_nobody_waits_for_what_is_soon_computed_as_well() -> None:
+    server = Server(budget=90)
+    server.submit(text(1, 100))
+    server.step()
+    second = server.submit(text(1, 100))
+    server.step()
+    assert second.cached == 90, "ten tokens are not worth a step"
+    server.run()
+    server.check(second)
+
+
 def test_younger_requests_are_not_held_up_by_one_that_waits_for_its_prefix() -> None:
     server = Server(budget=90)
     server.submit(text(1, 200))
@@ -166,6 +200,7 @@ def test_salts_that_come_once_leave_nothing_behind() -> None:
     assert server.scheduler.cache.tree.num_roots <= 16
     assert len(server.scheduler.cache._dropped) <= REMEMBERED * 16 and len(server.scheduler.cache._order) <= 64
     server.scheduler.cache.clear()
+    check(server.scheduler)
     assert server.scheduler.cache.tree.num_roots == 0 and server.scheduler.pool.free == 16
 
 
@@ -189,6 +224,40 @@ def test_a_hot_prefix_survives_prompts_that_come_once() -> None:
     assert server.scheduler.cache.counters.evicted_reused_blocks == 0
 
 
+def test_a_hot_prefix_that_ends_inside_a_block_keeps_its_end() -> None:
+    server = Server(num_blocks=4096 // B)
+    for i in range(3):
+        server.ask(text(0, 250) + text(500 + i, 10), 8)
+    for i in range(30):
+        server.ask(text(200 + i, 300), 8)
+    assert server.ask(text(0, 250) + text(600, 10), 8).cached == 250
+
+
+def test_blocks_that_were_reused_and_dropped_are_counted() -> None:
+    server = Server(num_blocks=32)
+    server.ask(text(0, 64), 2)
+    server.ask(text(0, 40), 2)
+    for i in range(1, 30):
+        server.ask(text(i, 400), 2)
+    c = server.scheduler.cache.counters
+    assert server.ask(text(0, 64), 2).cached < B
+    assert c.evicted_reused_blocks == 3, "of four blocks two were shared, and one was copied from"
+    assert c.evicted_blocks > 29 * 20
+
+
+def test_a_prefix_that_comes_back_has_the_merits_that_it_had() -> None:
+    server = Server(num_blocks=32)
+    for _ in range(3):
+        server.ask(text(0, 70), 2)
+    root = server.scheduler.cache.tree.find_root(COMMON)
+    first = text(0, B)
+    unlike = iter(range(1, 100))
+    while radix.key_of(array("i", first)) in root.children:
+        server.ask(text(next(unlike), 200), 2)
+    server.ask(text(0, 70), 2)
+    assert root.children[radix.key_of(array("i", first))].hits == 2
+
+
 def test_a_prefix_that_was_hot_once_does_not_stay_for_ever() -> None:
     server = Server(num_blocks=64)
     for _ in range(30):
@@ -205,6 +274,24 @@ def test_a_prefix_loses_its_tail_first() -> None:
     server.ask(text(1, 300), 2)
     left = server.ask(text(0, 256), 2).cached
     assert 0 < left < 255 and left % B == 0
+
+
+def test_tokens_decide_where_all_digests_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A digest names what was dropped, for the counters; it never stands for tokens."""
+    for module in (radix, prefix):
+        monkeypatch.setattr(module, "digest_of", lambda parent, key: b"the same")
+    server = Server(num_blocks=40, budget=64)
+    rng = random.Random(0)
+    requests = []
+    for _ in range(60):
+        stem, salt = rng.randrange(4), rng.choice(["", "a"])
+        requests.append(server.submit(text(stem, rng.randint(1, 90)) + text(rng.randrange(9), 9), 6, salt))
+        server.step()
+    server.run()
+    for r in requests:
+        server.check(r)
+    assert server.scheduler.cache.counters.hit_tokens > 1000
+    assert server.scheduler.cache.counters.evicted_blocks > 50
 
 
 def test_why_nothing_was_found_is_counted() -> None:
@@ -228,4 +315,5 @@ def test_preempted_requests_come_back_by_a_hit_and_are_not_counted_as_one() -> N
     server.check(young)
     assert young.preemptions >= 1 and server.scheduler.cache.counters.queries == 2
     assert young.cached == 0
+    assert not any(node.hits for node in server.scheduler.cache.tree.nodes()), "nobody else wanted what they computed"
     assert server.computed < 2 * 780 + 480, "resuming costs less than computing the prompt again"

@@ -197,6 +197,15 @@ def test_cancel_in_every_phase() -> None:
     assert s.schedule(0) is None and not s.running and not s.waiting
 
 
+def test_a_step_rates_no_more_rows_of_a_prompt_than_there_is_memory_for() -> None:
+    s = scheduler(budget=512)
+    rated, plain = request(0, [1] * 300, 5), request(1, [1] * 300, 5)
+    rated.rate_until = 300
+    assert s.submit(rated) is None and s.submit(plain) is None
+    assert [shape(s) for _ in range(3)] == [[(0, 128), (1, 300)], [(1, 1), (0, 128)], [(1, 1), (0, 44)]]
+    assert rated.rated == 300 and rated.pending == 1
+
+
 def test_the_oldest_prompt_is_finished_first() -> None:
     s = scheduler(budget=8)
     for i in range(3):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from potok.core.tier import Tier
 from potok.engine.loop import EngineLoop
 from potok.engine.tier_store import NoStore, Store, TierStore
 from potok.finish import Finish
-from potok.protocol import Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine, TokenLogprobs
+from potok.protocol import Cancel, Chunk, FromEngine, Sampling, Shutdown, Stats, Step, Submit, ToEngine, TokenLogprobs
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
 
@@ -58,25 +58,30 @@ class Turns:
     """
 
     def __init__(
-        self, arrivals: dict[int, list[Submit]], poison: Callable[[], None], is_settled: Callable[[], bool]
+        self,
+        arrivals: Mapping[int, Sequence[Submit | Cancel]],
+        poison: Callable[[], None],
+        is_settled: Callable[[], bool],
     ) -> None:
         self._arrivals = arrivals
         self._poison = poison
         self._is_settled = is_settled
         self._turn = -1
-        self._open = {s.id for batch in arrivals.values() for s in batch}
+        self._open = {m.id for batch in arrivals.values() for m in batch if isinstance(m, Submit)}
         self.answers: dict[int, Answer] = defaultdict(Answer)
-        self.stats = Stats()
+        self.stats: list[Stats] = []  # turn by turn
 
     def receive(self, timeout: float) -> Sequence[ToEngine]:
         if not self._open and self._is_settled():
             return [Shutdown()]
         self._turn += 1
-        return self._arrivals.get(self._turn, [])
+        arriving = self._arrivals.get(self._turn, [])
+        self._open -= {m.id for m in arriving if isinstance(m, Cancel)}
+        return arriving
 
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, Step)
-        self.stats = message.stats
+        self.stats.append(message.stats)
         for chunk in message.chunks:
             self.answers[chunk.id].take(chunk)
             if chunk.finish is not None:
@@ -108,8 +113,14 @@ class Model:
             )
         return self._backends[key]
 
-    def serve(self, arrivals: dict[int, list[Submit]], setting: Setting) -> tuple[dict[int, Answer], Stats]:
+    def serve(
+        self, arrivals: Mapping[int, Sequence[Submit | Cancel]], setting: Setting
+    ) -> tuple[dict[int, Answer], Stats]:
         """Answers by request id, and the last statistics."""
+        turns = self.serve_turns(arrivals, setting)
+        return turns.answers, turns.stats[-1]
+
+    def serve_turns(self, arrivals: Mapping[int, Sequence[Submit | Cancel]], setting: Setting) -> Turns:
         backend = self._backend(setting)
         limits = Limits(setting.max_num_seqs, setting.budget, self._config.context_length, setting.block_size)
         caching = setting.prefix_caching
@@ -125,7 +136,7 @@ class Model:
         turns = Turns(arrivals, poison, lambda: scheduler.wake_at() is None)
         EngineLoop(scheduler, backend, turns, store).run()
         store.close()
-        return turns.answers, turns.stats
+        return turns
 
 
 def open_tier(setting: Setting, backend: NativeBackend) -> tuple[Tier, Store]:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.status import Status
 from rich.table import Table
 
-from potok.bench import engine_report, http_report
+from potok.bench import engine_report, http_report, prefix_report
 from potok.bench.command import bench_serve
 from potok.bench.engine import EngineBenchOptions, run_engine_bench
 from potok.bench.http import HttpBenchOptions, run_http_bench
+from potok.bench.prefix import PARTS, PrefixBenchOptions, run_prefix_bench
 from potok.bench.record import keep
 from potok.cli import options
 from potok.config import MAX_UTILIZATION
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     bench.command("serve")(bench_serve)
     bench.command("engine", help="Measure the engine without a server, against what the machine could do.")(engine)
     bench.command("http", help="Measure what HTTP costs: the same requests in process and over a server.")(http)
+    bench.command("prefix", help="Measure what sharing KV memory saves, and what a small pool costs.")(prefix)
     app.add_typer(bench, name="bench")
 
 
@@ -128,6 +130,59 @@ def http(
     _keep(result, json)
 
 
+def prefix(
+    *,
+    model: options.ModelArgument = None,
+    model_option: options.ModelOption = None,
+    parts: Annotated[str, typer.Option(help="What to measure.")] = ",".join(PARTS),
+    requests: Annotated[int, typer.Option(help="Requests behind one system prompt.")] = 1000,
+    requests_off: Annotated[int, typer.Option(help="Of them, those that are sent without the cache, too.")] = 100,
+    clients: Annotated[int, typer.Option(help="Clients that ask them.")] = 8,
+    system_tokens: Annotated[int, typer.Option(help="Length of the system prompt.")] = 256,
+    users: Annotated[int, typer.Option(help="Users of the dialogues.")] = 50,
+    turns: Annotated[int, typer.Option(help="Turns of each user.")] = 8,
+    pressure_clients: Annotated[int, typer.Option(help="Clients, of which the pool holds a third.")] = 24,
+    pressure_requests: Annotated[int, typer.Option(help="Requests of these clients together.")] = 48,
+    seed: Annotated[int, typer.Option(help="Of the prompts, and of who asks when.")] = 0,
+    threads: options.Threads = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    max_model_len: options.MaxModelLen = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    block_size: options.BlockSize = 32,
+    kv_cache_dtype: options.KvCacheDtype = "f16",
+    json: JsonFile = None,
+) -> None:
+    _check_folder(json)
+    config = options.engine_config(
+        options.model_path(model, model_option),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        kv_cache_memory=kv_cache_memory,
+        block_size=block_size,
+        threads=threads,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    bench_options = PrefixBenchOptions(
+        parts=tuple(part.strip() for part in parts.split(",")),
+        requests=requests,
+        requests_off=requests_off,
+        clients=clients,
+        system_tokens=system_tokens,
+        users=users,
+        turns=turns,
+        pressure_clients=pressure_clients,
+        pressure_requests=pressure_requests,
+        seed=seed,
+    )
+    gc.freeze()
+    with _status() as status:
+        result = run_prefix_bench(config, bench_options, _command(), status.update)
+    _show(Group(*prefix_report.tables(result)), prefix_report.footer(result))
+    _keep(result, json)
+
+
 def _bench() -> None:
     """Options that stand before the subcommand: none."""
 
@@ -140,7 +195,7 @@ def _status() -> Status:
     return Console(stderr=True, highlight=False, markup=False).status("")
 
 
-def _show(table: Table, footer: list[str]) -> None:
+def _show(table: Table | Group, footer: list[str]) -> None:
     out = Console(highlight=False)
     out.print(table)
     for line in footer:

@@ -269,7 +269,11 @@ class PrefixCache:
 
     def _count(self, request: Request, match: Match) -> None:
         counters, found = self.counters, match.num_tokens
-        for node in match.node.path():
+        used = [*match.node.path()]
+        copied = self.tree.node_of(match.source)  # None of -1, and of a block that somebody is filling
+        if copied is not None:
+            used.append(copied)
+        for node in used:
             self._order.touch(node, not request.joins)
         if request.joins:
             return
