@@ -47,8 +47,9 @@ class Trial:
             checked=True,
         )
         self.executor = Executor(block_size)
+        self.forgetful = rng.choice([0.0, 0.05, 0.5])
         self.now_us = 0
-        self.loaded: dict[int, int] = {}  # requests whose reads ended -> the step before
+        self.joined: dict[int, int] = {}  # request -> step
         self.stems = [[rng.randrange(VOCAB) for _ in range(12)] for _ in range(3)]
         self.ids = count()
         self.requests: dict[int, Request] = {}
@@ -80,12 +81,10 @@ class Trial:
 
     def step(self) -> bool:
         s = self.scheduler
+        s.transferred(self.disk.end(self.executor))
         before = {r.id: (r.preemptions, r.served) for r in self.requests.values()}
         was_running = {r.id: r.joins for r in s.running}
-        loading = [r for r in s.running if r.loading]
-        s.transferred(self.disk.end(self.executor))
-        self.loaded |= {r.id: s.counters.steps for r in loading if not r.loading}
-        if self.rng.random() < 0.05:
+        if self.rng.random() < self.forgetful:
             s.cache.clear()  # so that there is something to read
         self.now_us += self.rng.choice([1_000] * 30 + [300_000])
         batch = s.schedule(self.now_us)
@@ -138,8 +137,9 @@ class Trial:
         assert not put_off or all(before[r.id][1] <= min(put_off) for r in decoded), "not the longest unserved first"
         if budget > half:
             longest = -(-limits.max_num_seqs // (budget - half))
-            since = {r.id: max(before[r.id][1], self.loaded.get(r.id, 0)) for r in decoding if before[r.id][1]}
-            assert all(batch.step - step <= longest for step in since.values()), "a decoding request starves"
+            begun = [max(before[r.id][1], self.joined.get(r.id, 0)) for r in decoding]
+            assert all(batch.step - since <= longest for since in begun), "a decoding request starves"
+        self.joined |= {r.id: batch.step for r in s.running if r.id not in was_running}
         left = budget - len(decoded)
         for r in prompts:
             n = min(r.pending, left)
@@ -227,4 +227,9 @@ def run(seed: int, disk: Disk | None = None) -> Totals:
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_every_request_gets_the_tokens_it_gets_alone(first: int) -> None:
     totals = Totals(*map(sum, zip(*(run(seed) for seed in range(first, first + 25)), strict=True)))
-    assert all(n > least for n, least in zip(totals, (600, 20, 100, 100, 100, 300, 20, 20, 20), strict=True)), totals
+    assert all(n > least for n, least in zip(totals, (600, 20, 100, 100, 100, 300, 5, 20, 5), strict=True)), totals
+
+
+def test_the_same_events_have_the_same_outcome() -> None:
+    """Nothing depends on where objects lie in memory, so that a record of the calls can be played again."""
+    assert [run(seed) for seed in range(30, 36)] == [run(seed) for seed in range(30, 36)]

@@ -200,12 +200,13 @@ class PrefixCache:
                 self._offer(node)
         self._borrowed.clear()
 
-    def transferred(self, done: Iterable[Done]) -> None:
-        """Ends of transfers. Between steps."""
+    def transferred(self, done: Iterable[Done]) -> list[Request]:
+        """Ends of transfers, between steps. Returns the requests whose reads are over."""
         blocks, complete = self.transfers.end(done)
         self.pool.release(blocks)
         for load in complete:
             self._arrive(load)
+        return [load.request for load in complete]
 
     def give_up(self, request: Request) -> None:
         """Whoever waits for this request's reads waits no longer; what they have brought so far is kept."""

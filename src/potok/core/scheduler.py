@@ -61,8 +61,8 @@ class Scheduler:
     """One step is in flight at a time: schedule() -> the backend -> commit(). cancel() and submit() are legal always.
 
     prefix_caching: requests with the same first tokens share the blocks of these. policy: of joining.
-    tier: where more of them may be; what take_transfers() asks for after each schedule() is done beside the steps, and its
-    end told by transferred().
+    tier: where more of them may be. What take_transfers() asks for after each schedule() is done beside the steps, and
+    its end told by transferred().
     checked: verify all invariants after each commit (slow: for tests and for hunting a bug).
     """
 
@@ -127,7 +127,8 @@ class Scheduler:
     def transferred(self, done: Sequence[Done]) -> None:
         """Ends of transfers that take_transfers() asked for, in any order. Before schedule()."""
         assert self._flight is None, "blocks change hands between steps"
-        self.cache.transferred(done)
+        for request in self.cache.transferred(done):
+            request.served = self._step  # it comes into its turn behind those who have waited in the steps
 
     def take_transfers(self) -> list[Transfer]:
         """Transfers between blocks and the second tier to begin now. After schedule()."""
@@ -260,9 +261,7 @@ class Scheduler:
             self.waiting.remove(request)
             request.move(Phase.RUNNING)
             insort(self.running, request, key=BY_AGE)
-            if request.loading:
-                request.served = self._step  # it comes into its turn by the time it joined
-            else:
+            if not request.loading:
                 insort(prompts, request, key=BY_AGE)
                 backlog += request.pending
             if backlog >= room or len(self.running) >= self.limits.max_num_seqs:

@@ -186,7 +186,7 @@ class Transfers:
     def end(self, done: Iterable[Done]) -> tuple[array[int], list[Load]]:
         """Blocks that are no longer held by a transfer, each to be released once; and loads with all their reads."""
         blocks, complete = array("i"), []
-        written: set[RadixNode] = set()  # and all above them
+        written: dict[RadixNode, None] = {}  # and all above them; ordered, since a set of objects is not
         for id, ok, us in done:
             transfer = self._under_way.pop(id)
             blocks.append(transfer.block)
@@ -196,7 +196,7 @@ class Transfers:
                 for node in self._written.pop(transfer.block).path():
                     if node in written:
                         break
-                    written.add(node)
+                    written[node] = None
                 continue
             self.tier.end_read(transfer, ok, us)
             load = self._awaited.pop(id, None)
