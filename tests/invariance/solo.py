@@ -54,7 +54,7 @@ class Answer:
 class Turns:
     """The engine's connection: `arrivals[t]` is handed over at turn t; freed blocks are poisoned after every step.
 
-    It ends with the last answer, when nothing is being written any more.
+    Turns stand still while blocks are read or written, so that no test depends on how long that takes.
     """
 
     def __init__(
@@ -72,7 +72,9 @@ class Turns:
         self.stats: list[Stats] = []  # turn by turn
 
     def receive(self, timeout: float) -> Sequence[ToEngine]:
-        if not self._open and self._is_settled():
+        if not self._is_settled():
+            return []
+        if not self._open:
             return [Shutdown()]
         self._turn += 1
         arriving = self._arrivals.get(self._turn, [])

@@ -75,7 +75,7 @@ def test_after_eviction_and_return(path: Path, tmp_path: Path) -> None:
     model = load(path)
     prompts = [prompt(model, i, 200 + 16 * i) for i in range(4)]
     requests = [submit(10 * turn + i, prompts[i], 4) for turn in range(3) for i in range(4)]
-    stats = serve(model, requests, setting, apart=400)
+    stats = serve(model, requests, setting, apart=40)
     assert stats.evicted_blocks > 60 and stats.tier_hit_tokens > 8 * 150
 
 
@@ -95,7 +95,7 @@ def test_a_tier_that_is_too_small_for_all(path: Path, tmp_path: Path) -> None:
     setting = replace(setting, tier_bytes=20 * len(backend.kv_block(0)) + 4096 * 20)
     prompts = [prompt(model, i, 200) for i in range(4)]
     requests = [submit(10 * turn + i, prompts[i], 4) for turn in range(3) for i in range(4)]
-    stats = serve(model, requests, setting, apart=400)
+    stats = serve(model, requests, setting, apart=40)
     assert stats.tier_blocks <= stats.tier_slots < 48 and stats.tier_failures == 0
     assert stats.tier_written_blocks > stats.tier_slots
 
