@@ -69,13 +69,13 @@ def test_all_parts(tiny: Path) -> None:
     assert 14 < memory.empty_slots <= 1.01 * 16
 
     assert [f.clients for f in result.pressure] == [1, 3, 4, 12]
-    assert [f.requests for f in result.pressure] == [6, 6, 24, 24]
+    assert [f.requests for f in result.pressure] == [6, 6, 48, 48]
     assert all(f.failures == 0 and f.preemptions < 3 * f.requests for f in result.pressure)
 
     text = "\n".join(footer(result))
-    assert "the command" in text and "5 of the 30 requests" in text and "4 ms and 1.2 ms a token" in text
+    assert "the command" in text and "5 of the 30 requests" in text and "30 ms and 0.5 ms a token" in text
     titles = [str(table.title) for table in tables(result)]
-    assert len(titles) == 4 and "(18 blocks, 55 modelled)" in titles[-1]
+    assert len(titles) == 4 and "18 blocks (52 modelled)" in titles[-1]
     assert said[0] == "loading the model" and said[-1] == "pressure, modelled"
 
 

@@ -28,8 +28,10 @@ class StepCost(NamedTuple):
         return self.step + self.token * tokens
 
 
-#: About what a model of 135 million weights takes on two cores.
-TWO_CORES = StepCost(0.004, 0.0012)
+#: Where reading the weights takes most of a step. Then throughput hangs on how many run at once, and a pool that is
+#: too small hurts most; where tokens are dear, as for a small model on few cores, only what is recomputed counts.
+WEIGHTS_BOUND = StepCost(0.03, 0.0005)
+BUDGET = 256  # tokens of a step
 #: So many different ids that requests share nothing by chance.
 VOCAB = 1 << 30
 
@@ -54,7 +56,7 @@ class ModelledRun:
 
 
 def run_modelled(
-    scheduler: Scheduler, lengths: Sequence[Lengths], clients: int, cost: StepCost = TWO_CORES, seed: int = 0
+    scheduler: Scheduler, lengths: Sequence[Lengths], clients: int, cost: StepCost = WEIGHTS_BOUND, seed: int = 0
 ) -> ModelledRun:
     """Runs all requests to their last tokens, at most `clients` of them open at a time. They share nothing."""
     rng = random.Random(f"{seed} modelled")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from potok.bench.closed_loop import Asked, ClosedLoop, Listed, run_closed_loop
 from potok.bench.figures import Spread
 from potok.bench.machine import Machine, disturbances
-from potok.bench.modelled import TWO_CORES, StepCost, run_modelled
+from potok.bench.modelled import BUDGET, WEIGHTS_BOUND, StepCost, run_modelled
 from potok.bench.prefix_loads import (
     LONGEST_MIXED,
     Dialogues,
@@ -29,7 +29,7 @@ from potok.bench.prefix_loads import (
 )
 from potok.config import EngineConfig
 from potok.core.policy import FCFS, POLICIES, Policy
-from potok.core.scheduler import Scheduler
+from potok.core.scheduler import Limits, Scheduler
 from potok.engine.build import build_engine
 from potok.engine.serve import Engine
 from potok.errors import ClientError, ServerError
@@ -41,7 +41,7 @@ PARTS = ("shared", "dialogues", "memory", "pressure")
 RESERVED_TOKENS = 2048
 #: The part of a load's KV that the small pools hold: of all histories, of all open requests.
 POOL_PART = 3
-#: Load of the modelled pressure, in those of the real one.
+#: Clients of the modelled pressure, in those of the real one; and requests of each.
 MODELLED_SCALE = 4
 
 
@@ -203,7 +203,7 @@ def run_prefix_bench(
         threads=info.threads,
         block_size=info.block_size,
         max_num_batched_tokens=info.max_num_batched_tokens,
-        step_cost=TWO_CORES,
+        step_cost=WEIGHTS_BOUND,
         notes=[*notes, *info.notes],
         shared=bench.shared() if "shared" in parts else [],
         dialogues=bench.dialogues() if "dialogues" in parts else [],
@@ -322,7 +322,7 @@ class PrefixBench:
         o = self._options
         per_request = self._limits.blocks_for(RESERVED_TOKENS)
         num_blocks = o.memory_pool * per_request
-        limits = replace(self._limits, max_num_seqs=o.memory_requests, max_model_len=RESERVED_TOKENS)
+        limits = self._modelled_limits(o.memory_requests)
         run = run_modelled(
             Scheduler(limits, num_blocks), mixed_lengths(o.memory_requests, o.seed), o.memory_requests, seed=o.seed
         )
@@ -346,8 +346,8 @@ class PrefixBench:
             self._say(f"{clients} clients, a pool for {o.pressure_clients // POOL_PART}")
             figures.append(self._pressure(lengths, clients))
         self._say("pressure, modelled")
-        many = mixed_lengths(MODELLED_SCALE * o.pressure_requests, o.seed)
         at_once = MODELLED_SCALE * o.pressure_clients
+        many = mixed_lengths(MODELLED_SCALE * at_once, o.seed)
         return figures + [
             self._modelled_pressure(many, at_once, clients) for clients in (at_once // POOL_PART, at_once)
         ]
@@ -379,8 +379,7 @@ class PrefixBench:
         )
 
     def _modelled_pressure(self, lengths: Sequence[Lengths], at_once: int, clients: int) -> PressureFigures:
-        limits = replace(self._limits, max_model_len=RESERVED_TOKENS, max_num_seqs=at_once)
-        scheduler = Scheduler(limits, self._pressure_blocks(lengths, at_once))
+        scheduler = Scheduler(self._modelled_limits(at_once), self._pressure_blocks(lengths, at_once))
         run = run_modelled(scheduler, lengths, clients, seed=self._options.seed)
         return PressureFigures(
             modelled=True,
@@ -393,6 +392,10 @@ class PrefixBench:
             seconds=run.seconds,
             tokens_per_s=run.output_tokens / run.seconds,
         )
+
+    def _modelled_limits(self, most_running: int) -> Limits:
+        """Nothing of the machine in them, so that a seed gives the same figures on every machine."""
+        return Limits(most_running, BUDGET, RESERVED_TOKENS, self._limits.block_size)
 
 
 def checked(loop: ClosedLoop) -> list[Asked]:

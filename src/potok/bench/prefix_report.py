@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from potok.bench.modelled import BUDGET
 from potok.bench.prefix import POOL_PART, RESERVED_TOKENS, MemoryFigures, PrefixBenchResult, PressureFigures
 
 
@@ -43,7 +44,7 @@ def footer(result: PrefixBenchResult) -> list[str]:
     if result.memory is not None or result.pressure:
         lines.append(
             f"Modelled: the real scheduler, where a step takes {1000 * result.step_cost.step:g} ms and "
-            f"{1000 * result.step_cost.token:g} ms a token."
+            f"{1000 * result.step_cost.token:g} ms a token, with at most {BUDGET} tokens."
         )
     return [
         *lines,
@@ -119,8 +120,8 @@ def _memory(f: MemoryFigures) -> Table:
 
 def _pressure(pressure: Sequence[PressureFigures]) -> Table:
     view = _table(
-        f"a pool for one client in {POOL_PART} ({pressure[0].num_blocks} blocks, {pressure[2].num_blocks} modelled), "
-        "against a load that fits",
+        f"{pressure[0].num_blocks} blocks ({pressure[2].num_blocks} modelled) for one client in {POOL_PART}, against a "
+        "load that fits",
         *("", "\nclients", "\nrequests", "\nfailed", "preempted\na request", "at\nmost", "output\ntok/s"),
         "of what\nfits",
     )
