@@ -62,7 +62,12 @@ MUTATIONS = (
         "the prefix cache does not hold what it caches",
     ),
     Mutation("blocks", "        del self._free[start:]\n", "", "free blocks are given twice"),
-    Mutation("blocks", "        self._refs[block] = 0\n", "", "a dropped block keeps its count"),
+    Mutation(
+        "blocks",
+        "        self._cached[block] = False\n        self._refs[block] -= 1\n",
+        "        self._cached[block] = False\n",
+        "a dropped block keeps its count",
+    ),
     # -- radix ----------------------------------------------------------------------------------------------------
     Mutation("radix", "        tokens.byteswap()\n", "", "keys do not sort as tokens do"),
     Mutation("radix", "differing.bit_length() + 7", "differing.bit_length()", "a differing token counts as common"),
@@ -121,8 +126,8 @@ MUTATIONS = (
     ),
     Mutation(
         "prefix",
-        "            node = request.node\n            self._leave(request)",
-        "            node = request.node\n            request.node = None",
+        "            self.transfers.note(node)\n            self._leave(request)",
+        "            self.transfers.note(node)\n            request.node = None",
         "a request that left is still filling",
     ),
     Mutation(
@@ -157,19 +162,19 @@ MUTATIONS = (
     ),
     Mutation(
         "prefix",
-        "                if n - max(head, other.computed - node.end) >= WORTH_WAITING",
+        "                if n - max(head if other.loading else readable, other.computed - node.end) >= WORTH_WAITING",
         "                if n >= WORTH_WAITING",
         "a request waits for what it could have now",
     ),
     Mutation(
         "prefix",
-        "        if request.preemptions:\n            return\n",
+        "        if request.joins:\n            return\n",
         "",
         "requests that come back count as queries",
     ),
     Mutation(
         "prefix",
-        "self._order.touch(node, not request.preemptions)",
+        "self._order.touch(node, not request.joins)",
         "self._order.touch(node, True)",
         "a preempted request protects itself",
     ),
@@ -181,7 +186,7 @@ MUTATIONS = (
         "self._order.touch(child, 0)",
         "a prefix that comes back has lost its merits",
     ),
-    Mutation("prefix", "return not node.children and", "return", "a prefix loses its middle"),
+    Mutation("prefix", "if node.children or", "if", "a prefix loses its middle"),
     Mutation(
         "prefix",
         "            self._forget(parent)\n        else:\n            self._offer(parent)",
@@ -261,8 +266,8 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "        insort(self.waiting, request, key=BY_AGE)\n        self.counters",
-        "        self.waiting.append(request)\n        self.counters",
+        "        insort(self.waiting, request, key=BY_AGE)\n",
+        "        self.waiting.append(request)\n",
         "a preempted request goes to the end of the queue",
     ),
     Mutation("scheduler", "        request.preemptions += 1\n", "", "a preempted request does not know it"),
@@ -324,6 +329,115 @@ MUTATIONS = (
         "        while len(short) > self.pool.available:",
         "        while len(short) > self.pool.free:",
         "requests are preempted where idle blocks would do",
+    ),
+    # -- the second tier ------------------------------------------------------------------------------------------
+    Mutation(
+        "tier",
+        "                del self._slots[transfer.digest]\n                self._spoilt.add(slot)",
+        "                pass",
+        "a block that cannot be read stays in the tier",
+    ),
+    Mutation(
+        "tier",
+        "if slot not in self._readers), None)",
+        "), None)",
+        "a slot is overwritten while it is read",
+    ),
+    Mutation(
+        "tier",
+        "            self.counters.failed += 1\n            self._free.append(slot)",
+        "            self.counters.failed += 1",
+        "a failed write loses its slot",
+    ),
+    Mutation(
+        "transfers",
+        "        self._pool.share(transfer.block)\n",
+        "",
+        "a transfer does not hold its block",
+    ),
+    Mutation(
+        "transfers",
+        "                load.good = min(load.good, i)",
+        "                pass",
+        "a read that failed counts as good",
+    ),
+    Mutation(
+        "transfers",
+        "                load.good = min(load.good, i)",
+        "                load.good = i",
+        "the last failure counts, and not the first",
+    ),
+    Mutation(
+        "transfers",
+        "            if digest not in self.tier:\n                break\n",
+        "            if digest not in self.tier:\n                continue\n",
+        "a gap in what is stored is passed over",
+    ),
+    Mutation(
+        "transfers",
+        "            digest = digest_of(digest, rest[at : at + width])",
+        "            digest = digest_of(b\"\", rest[at : at + width])",
+        "blocks are named without what is before them",
+    ),
+    Mutation(
+        "transfers",
+        "if node is None or node.digest != digest or",
+        "if node is None or",
+        "what is in a block now is stored as what was noted",
+    ),
+    Mutation(
+        "transfers",
+        "or digest in tier or tier.is_writing(digest)",
+        "or digest in tier",
+        "a block is written twice at a time",
+    ),
+    Mutation(
+        "transfers",
+        "        return not self._is_stuck() and",
+        "        return",
+        "others read while reads were given up",
+    ),
+    Mutation(
+        "transfers",
+        "        self._use(written)\n",
+        "",
+        "stored prefixes lose their heads first",
+    ),
+    Mutation(
+        "prefix",
+        "        load.good = min([load.good, *load.left.values()])\n",
+        "",
+        "blocks count that have not been read when a request gives up",
+    ),
+    Mutation(
+        "prefix",
+        "== 1 + self.transfers.is_written(node.block)",
+        "== 1",
+        "a block that is written keeps those above it from being dropped",
+    ),
+    Mutation(
+        "prefix",
+        "leave(request)\n        if load is not None",
+        "_loads.get(-1)\n        if load is not None",
+        "who is cancelled while it is loading is waited for",
+    ),
+    Mutation(
+        "prefix",
+        "        end = min(end, len(request.tokens) - 1, request.reusable)\n",
+        "",
+        "nothing is left to compute after a read",
+    ),
+    Mutation(
+        "scheduler",
+        "            if not request.loading:\n                (decoding",
+        "            if True:\n                (decoding",
+        "a request computes while it is loading",
+    ),
+    Mutation(
+        "scheduler",
+        "            self.cache.give_up(request)\n",
+        "",
+        "what was read in time is lost when a request gives up",
     ),
 )  # fmt: skip
 
