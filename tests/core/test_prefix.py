@@ -199,6 +199,9 @@ def test_salts_that_come_once_leave_nothing_behind() -> None:
         server.ask(text(i, 20), 2, salt=str(i))
     assert server.scheduler.cache.tree.num_roots <= 16
     assert len(server.scheduler.cache._dropped) <= REMEMBERED * 16 and len(server.scheduler.cache._order) <= 64
+    for i in range(200, 220):
+        server.ask(text(i, 5), 2, salt=str(i))  # too short to be cached
+    assert server.scheduler.cache.tree.num_roots <= 16
     server.scheduler.cache.clear()
     check(server.scheduler)
     assert server.scheduler.cache.tree.num_roots == 0 and server.scheduler.pool.free == 16
