@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
+import signal
 import threading
 import time
 import warnings
@@ -233,7 +233,7 @@ def test_calls_from_many_threads_join_one_batch(text: TextModel) -> None:
 def test_an_interrupt_cancels_everything(text: TextModel) -> None:
     def interrupt(inputs: StepInputs) -> None:
         if inputs.positions.max() == 20:
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # as Ctrl-C does
         time.sleep(0.002)
 
     with LLM.over(local_engine(scripted(on_step=interrupt)), text) as llm:

@@ -31,8 +31,8 @@ def test_a_chat(llm: LLM) -> None:
 
 
 def test_answers_in_a_batch_equal_those_alone(llm: LLM) -> None:
-    prompts = [f"Desk {i} has code {100003 + 70001 * i}. " * (1 + i) + "The code is" for i in range(6)]
-    params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=8, logprobs=3) for i in range(6)]
+    prompts = [f"Desk {i} has code {100003 + 70001 * i}. " * (1 + i) + "The code is" for i in range(40)]
+    params = [SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=8, logprobs=3) for i in range(40)]
     together = llm.generate(prompts, params)
     alone = [llm.generate(prompt, one)[0] for prompt, one in zip(prompts, params, strict=True)]
     assert [a.outputs for a in together] == [a.outputs for a in alone]
@@ -54,7 +54,7 @@ def test_a_question_on_stdin() -> None:
 def test_a_file_of_requests_in_two_runs(tmp_path: Path) -> None:
     """The first is interrupted when it has answered one line, or a little later."""
     body = {"messages": JAPAN, "max_tokens": 24, "temperature": 0}
-    lines = [json.dumps({"custom_id": f"r{i}", "url": "/v1/chat/completions", "body": body}) for i in range(6)]
+    lines = [json.dumps({"custom_id": f"r{i}", "url": "/v1/chat/completions", "body": body}) for i in range(40)]
     requests, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("\n".join([*lines, "no json"]))
     command = ("run", str(requests), "-o", str(out), "--max-model-len", "512", "--max-num-seqs", "1")
@@ -67,13 +67,13 @@ def test_a_file_of_requests_in_two_runs(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=60)
     assert (first.returncode, "run the same command to go on" in said) == (130, True), said
-    assert len(out.read_bytes().splitlines()) < 7
+    assert len(out.read_bytes().splitlines()) < 41
     second = potok(*command)
     assert second.returncode == 0, second.stderr
     records = [json.loads(line) for line in out.read_bytes().splitlines()]
-    assert sorted(record["id"] for record in records) == [f"line-{i}" for i in range(1, 8)]
+    assert sorted(record["id"] for record in records) == [f"line-{i}" for i in range(1, 42)]
     texts = [r["response"]["body"]["choices"][0]["message"]["content"] for r in records if r["response"]]
-    assert texts == [TOKYO] * 6
+    assert texts == [TOKYO] * 40
     written = out.read_bytes()
     third = potok(*command)
-    assert (third.returncode, "7 done before" in third.stderr, out.read_bytes()) == (0, True, written)
+    assert (third.returncode, "41 done before" in third.stderr, out.read_bytes()) == (0, True, written)
