@@ -71,7 +71,7 @@ def test_a_file_of_requests_in_two_runs(tmp_path: Path) -> None:
     second = potok(*command)
     assert second.returncode == 0, second.stderr
     records = [json.loads(line) for line in out.read_bytes().splitlines()]
-    assert sorted(record["id"] for record in records) == [f"line-{i}" for i in range(1, 42)]
+    assert sorted(record["id"] for record in records) == sorted(f"line-{i}" for i in range(1, 42))
     texts = [r["response"]["body"]["choices"][0]["message"]["content"] for r in records if r["response"]]
     assert texts == [TOKYO] * 40
     written = out.read_bytes()
