@@ -6,7 +6,8 @@
 // 16-bit activations are taken as they lie: their high bytes (signed) meet levels at odd places, their low bytes
 // (unsigned) levels at even ones, and the sum is 256 high + low.
 //
-// Fewer rows, floats, and P8K, whose groups are too short for a tile, are left to the table for AVX-512.
+// Fewer rows and other forms are left to the table for AVX-512: P8K's groups are too short for a tile; P8 is most of
+// all the output head, read from memory once a step, and unpacking it first has less of that in flight.
 #include "kernels/linear_task.inl"
 #include "kernels/panel_avx512.inl"
 
@@ -14,7 +15,7 @@ static constexpr int kTileHeight = 16;
 static constexpr int kMaxRows = 128;  // that share unpacked levels: their chains are 8 KiB
 
 static constexpr bool has_tiles(Packed f) {
-    return !is_float(f) && f != Packed::P8K;
+    return has_nibbles(f);
 }
 
 // Some consecutive groups of one panel: levels as tiles, for low and for high bytes where activations have two.
@@ -39,9 +40,7 @@ static inline void put_levels(int8_t, const uint8_t* q, uint8_t (*out)[8][64]) {
 template <Packed F>
 static inline void put_levels(int16_t, const uint8_t* q, uint8_t (*out)[16][64]) {
     POTOK_UNROLL for (int step = 0; step < 16; step++) {
-        __m512i v = levels_of<F>(int16_t(), q, step);
-        if (!has_nibbles(F)) v = _mm512_and_si512(v, _mm512_set1_epi16(255));
-        v = _mm512_sub_epi8(v, _mm512_set1_epi16(zero_point(F)));
+        const __m512i v = _mm512_sub_epi8(levels_of<F>(int16_t(), q, step), _mm512_set1_epi16(zero_point(F)));
         _mm512_store_si512(out[0][step], v);
         _mm512_store_si512(out[1][step], _mm512_slli_epi16(v, 8));
     }
@@ -193,16 +192,14 @@ static void linear_of(const LinearTask& t, const IntRows<T>& acts) {
 static void linear(const LinearTask& t) {
     if (!has_tiles(t.weight->format) || t.row1 - t.row0 < kTileHeight) return avx512vnni::kernels().linear(t);
     switch (t.weight->format) {
-#define POTOK_LINEAR(form)                                                 \
-    case Packed::form:                                                     \
-        if constexpr (has_tiles(Packed::form)) {                           \
-            if constexpr (has_nibbles(Packed::form)) {                     \
-                if (t.weight->act == Act::A8) {                            \
-                    return linear_of<Packed::form, int8_t>(t, t.acts->a8); \
-                }                                                          \
-            }                                                              \
-            linear_of<Packed::form, int16_t>(t, t.acts->a16);              \
-        }                                                                  \
+#define POTOK_LINEAR(form)                                             \
+    case Packed::form:                                                 \
+        if constexpr (has_tiles(Packed::form)) {                       \
+            if (t.weight->act == Act::A8) {                            \
+                return linear_of<Packed::form, int8_t>(t, t.acts->a8); \
+            }                                                          \
+            linear_of<Packed::form, int16_t>(t, t.acts->a16);          \
+        }                                                              \
         break;
         POTOK_FORMS(POTOK_LINEAR)
 #undef POTOK_LINEAR
