@@ -15,7 +15,12 @@ SCHEDULE_POLICIES = {
     "longest_prefix": "longest_prefix",
     "lpm": "longest_prefix",
     "longest_prefix_weight": "longest_prefix",
+    "priority": "priority",
+    "shortest": "shortest",
+    "fair": "fair",
 }
+
+OFF, STATIC, DYNAMIC, CONTINUOUS = BATCHING_MODES = ("off", "static", "dynamic", "continuous")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,15 @@ class EngineConfig:
     activation_bits: int = 8  # 8: 8-bit except where fidelity asks for 16; 16: 16-bit everywhere
     enable_prefix_caching: bool = True  # requests that begin with the same tokens share their KV
     capacity_policy: str = MAX_UTILIZATION  # or guaranteed_no_evict: admit only what can run to its last token
-    schedule_policy: str = "fcfs"  # or longest_prefix: who has most in the cache joins first
+    schedule_policy: str = "fcfs"  # who joins first
+    batching: str = CONTINUOUS  # when waiting requests may join those that run
+    padding_rows: bool = True  # static, dynamic: go on computing finished members until the last one ends
+    max_wait_ms: float = 20.0  # dynamic: a batch is gathered for so long
+    max_tokens_per_batch: int = 0  # dynamic: or until it has so many tokens of prompts; 0: no such limit
+    scheduler_delay_factor: float = 0.0  # continuous: hold prompts for so many times the last prompt step
+    target_itl_ms: float = 100.0  # the gap between two tokens to keep while prompts are computed; 0: no target
+    journal: str = ""  # file for all calls to the scheduler, to be replayed; "": none
+    journal_redact: bool = False  # token ids in it are replaced, each by another
     prefix_cache_dir: str = ""  # folder where computed prefixes are kept, also for the next start; "": nowhere
     swap_space: float = 4.0  # GiB that they may take there
 
@@ -46,3 +59,7 @@ class ServerConfig:
     served_model_name: str = ""  # "": the file's name without its ending
     drain_seconds: float = 30.0  # how long running requests may take to finish after SIGTERM
     api_keys: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # (name, key); empty: everybody is let in
+    max_waiting: int = 1024  # requests that wait to run; more are refused
+    max_waiting_tokens: int = 0  # the same in tokens of their prompts; 0: no such limit
+    key_requests: int = 0  # requests of one API key at once, running or waiting; 0: no such limit
+    key_tokens_per_minute: int = 0  # prompts and answers of one API key; 0: no such limit

@@ -10,3 +10,4 @@ class Finish(IntEnum):
     LENGTH = 1  # max_tokens, or the context is full
     CANCELLED = 2  # the client left, or a stop string matched on the API side
     ERROR = 3  # this request failed; a message goes with it
+    TIMEOUT = 4  # it could not meet the deadline that its caller set

@@ -34,6 +34,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     """API -> engine: start a request. `id` is unique for the life of the engine and is never the client's.
 
     namespace (of the API key) and salt (the caller's own): requests share KV only where both are equal.
+    Times are of the machine's monotonic clock, which both processes read, in microseconds; 0: not given.
     """
 
     id: int
@@ -42,6 +43,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     sampling: Sampling
     namespace: str = ""
     salt: str = ""
+    priority: int = 0  # lower comes earlier; of use under the policy of that name
+    arrived_us: int = 0
+    first_by_us: int = 0  # worth nothing to the caller when its first token comes later
+    ends_by_us: int = 0  # when it ends at the latest, complete or not
+    whole: bool = False  # the caller reads the answer when it is complete, and not token by token
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -149,6 +155,11 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     tier_hit_tokens: int = 0  # of prompts, and of answers that were preempted, that were read and not computed
     tier_given_up: int = 0  # requests that computed what took too long to read
     tier_pauses: int = 0  # of writing, each after failures in a row
+    waiting_tokens: int = 0  # of the prompts that wait
+    padding_rows: int = 0  # rows computed for finished members of a static or dynamic batch
+    timeouts: int = 0  # requests that were ended by their deadline
+    slow_steps: int = 0  # steps whose decoding alone was expected to take longer than target_itl_ms
+    place_us: int = 0  # expected time until one more of those who wait can join
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

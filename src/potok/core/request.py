@@ -40,7 +40,10 @@ class Request:
 
     stop_ids end the request; the sampler makes them impossible before `min_tokens`, so the scheduler need not know it.
     domain: with whom it may share KV. rate_until: tokens [1, rate_until) of the prompt are rated, that is, the caller
-    wants the log-probability of each after those before it. Everything below `rate_until` belongs to the scheduler.
+    wants the log-probability of each after those before it.
+    arrived_us, first_by_us, ends_by_us: of the clock that schedule() is told; its first token and its last come by then
+    or are worth nothing, 0: whenever. priority: lower comes earlier. whole: its caller waits for the complete answer.
+    Everything below `whole` belongs to the scheduler.
     """
 
     id: int
@@ -50,6 +53,11 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     domain: Domain = COMMON
     rate_until: int = 0
+    arrived_us: int = 0
+    first_by_us: int = 0
+    ends_by_us: int = 0
+    priority: int = 0
+    whole: bool = False
     phase: Phase = Phase.WAITING
     finish: Finish | None = None
     computed: int = 0  # tokens whose KV is in `blocks`
