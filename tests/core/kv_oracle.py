@@ -57,6 +57,7 @@ class Executor:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.salts: dict[int, str] = {}  # of requests, where they have one
+        self.ghosts: set[int] = set()  # requests that have ended: what they write must be there already
         self.slots: dict[int, Slot] = {}
         self.reading: set[int] = set()  # blocks under transfer, and what they are for
         self.writing: set[int] = set()
@@ -81,6 +82,9 @@ class Executor:
             for p, token in enumerate(segment.tokens, segment.start):
                 prefix = extend(prefix, token)
                 slot = segment.blocks[p // size] * size + p % size
+                if segment.id in self.ghosts:
+                    assert slots[slot] == (p, prefix, token), f"ghost {segment.id} changes slot {slot}"
+                    continue
                 assert slot // size not in self.writing, f"request {segment.id} writes a block that is being stored"
                 assert slot not in written, f"request {segment.id} writes slot {slot}, which this step wrote already"
                 written.add(slot)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from kv_oracle import request
 
-from potok.core.admission import WINDOW, Limits, joining
+from potok.core.admission import Limits, Room, joining
 from potok.core.blocks import BlockPool
-from potok.core.policy import FCFS, LONGEST_PREFIX
+from potok.core.policy import WINDOW, LongestPrefix, Policy
 from potok.core.prefix import PrefixCache
 from potok.core.request import Request
 
@@ -24,11 +24,13 @@ def joins(queue: list[Request], num_running: int, free: int, limits: Limits = LI
     """Places in the queue of those who may join, when each takes its blocks."""
     for place, r in enumerate(queue):
         r.id = r.order = place
+        r.rank = (place, 0)
     pool = BlockPool(max(1, free))
     cache = PrefixCache(pool, limits.block_size, enabled=False)
     running = [waiting(4) for _ in range(num_running)]
     joined = []
-    for r, match in joining(queue, running, cache, limits, FCFS):
+    policy = Policy()
+    for r, match in joining(policy.order(queue, cache), running, cache, limits, policy, Room(10**6, 0, 0)):
         cache.take(r, match)
         running.append(r)
         joined.append(r.id)
@@ -59,9 +61,9 @@ def test_the_oldest_that_fit_are_next_unless_somebody_was_passed_too_often() -> 
     queue = [waiting(big), waiting(small), waiting(big), waiting(small)]
     assert joins(queue, 1, 10) == [1, 3]
     assert [r.overtaken for r in queue] == [2, 0, 1, 0]
-    passed = waiting(big, overtaken=FCFS.patience - 1)
+    passed = waiting(big, overtaken=Policy.patience - 1)
     assert joins([passed, waiting(small)], 1, 10) == [1]
-    assert passed.overtaken == FCFS.patience
+    assert passed.overtaken == Policy.patience
     assert joins([passed, waiting(small)], 1, 10) == []
     assert joins([waiting(small), passed, waiting(small)], 1, 10) == [0]
     assert joins([], 1, 10) == []
@@ -80,12 +82,15 @@ def test_who_needs_least_computing_is_next_but_not_for_ever() -> None:
     cache.publish(known)
     queue = [request(0, [7] * 30, 5), request(1, list(range(20)), 5), request(2, [*range(35), 9], 5)]
     for r in queue:
-        r.order = r.id
-    order = [r.id for r, _ in joining(queue, [known], cache, LIMITS, LONGEST_PREFIX)]
+        r.order, r.rank = r.id, (r.id, 0)
+    policy = LongestPrefix()
+    order = [r.id for r, _ in joining(policy.order(queue, cache), [known], cache, LIMITS, policy, Room(10**6, 0, 0))]
     assert order == [2, 1, 0]
     assert [r.overtaken for r in queue] == [2, 1, 0]
-    queue[0].overtaken = LONGEST_PREFIX.patience
-    assert [r.id for r, _ in joining(queue, [known], cache, LIMITS, LONGEST_PREFIX)] == [0, 2, 1]
+    queue[0].overtaken = LongestPrefix.patience
+    assert [
+        r.id for r, _ in joining(policy.order(queue, cache), [known], cache, LIMITS, policy, Room(10**6, 0, 0))
+    ] == [0, 2, 1]
 
 
 def test_without_eviction_only_those_join_who_can_run_to_their_ends() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kv_oracle import END, Executor, answer, request, step
 
-from potok.core.policy import FCFS
+from potok.core.policy import Policy
 from potok.core.request import Phase
 from potok.core.scheduler import Limits, Scheduler
 from potok.finish import Finish
@@ -102,16 +102,16 @@ def test_younger_requests_pass_one_that_does_not_fit_but_only_so_often() -> None
     shape(s)
     big = request(1, [1] * 150, 5)
     assert s.submit(big) is None
-    small = [request(2 + i, [1], 3) for i in range(3 * FCFS.patience)]
+    small = [request(2 + i, [1], 3) for i in range(3 * Policy.patience)]
     for r in small:
         assert s.submit(r) is None
     for _ in range(30):
         shape(s)
-    assert big.phase is Phase.WAITING and big.overtaken == FCFS.patience
-    assert [r.phase for r in small] == [Phase.FINISHED] * FCFS.patience + [Phase.WAITING] * 2 * FCFS.patience
+    assert big.phase is Phase.WAITING and big.overtaken == Policy.patience
+    assert [r.phase for r in small] == [Phase.FINISHED] * Policy.patience + [Phase.WAITING] * 2 * Policy.patience
     while big.phase is Phase.WAITING:
         shape(s)
-    assert sum(r.phase is not Phase.WAITING for r in small) <= FCFS.patience + 30
+    assert sum(r.phase is not Phase.WAITING for r in small) <= Policy.patience + 30
     assert s.counters.steps < 60
 
 

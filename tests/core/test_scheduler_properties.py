@@ -11,8 +11,11 @@ import pytest
 from kv_oracle import END, VOCAB, Disk, Executor, answer, request
 
 from potok.core.batch import Batch, Delta
+from potok.core.cost import CostModel
+from potok.core.gate import Continuous, Gate, Gathered
 from potok.core.invariants import check
-from potok.core.policy import FCFS, POLICIES
+from potok.core.policy import POLICIES, Fair, Priority
+from potok.core.radix import Domain
 from potok.core.request import Phase, Request
 from potok.core.scheduler import Limits, Scheduler
 from potok.core.tier import Tier
@@ -36,13 +39,17 @@ class Trial:
         failing, speed = rng.choice([0, 0, 0.1, 0.6]), rng.choice([0.05, 0.3, 1])
         self.disk = disk or Disk(rng, failing=failing, speed=speed)
         self.disk.rng = rng
+        self.gate, self.target_us = self.draw_gate(), rng.choice([0, 0, 2_000, 20_000])
         read_us = rng.choice([10, 300, 10_000])
         self.tier = Tier(num_slots, block_size, self.disk.found(), read_us=read_us, token_us=1000)
         self.scheduler = Scheduler(
             self.limits,
             num_blocks,
             prefix_caching=caching,
-            policy=rng.choice(list(POLICIES.values())),
+            policy=rng.choice(list(POLICIES.values()))(),
+            gate=self.gate,
+            target_us=self.target_us,
+            cost=CostModel(rng.choice([0, 1_000])),
             tier=self.tier,
             checked=True,
         )
@@ -59,12 +66,26 @@ class Trial:
         self.cancelled: set[int] = set()
         self.arriving = True
 
+    def draw_gate(self) -> Gate:
+        rng, seqs = self.rng, self.limits.max_num_seqs
+        size = rng.choice([1, seqs])
+        gathered = Gathered(
+            size, padding=rng.random() < 0.7, max_wait_us=rng.choice([0, 5_000]), max_tokens=rng.choice([0, 30])
+        )
+        return rng.choice([Continuous(), Continuous(), Continuous(2.0), gathered, gathered])
+
     def submit(self) -> None:
         rng = self.rng
         prompt = rng.choice(self.stems)[: rng.randint(0, 12)] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 8))]
         salt = rng.choice(["", "", "", "a", "b"])
         new = request(next(self.ids), prompt, rng.randint(1, 30), [END] if rng.random() < 0.5 else [], salt)
+        new.domain = Domain(namespace=salt and rng.choice("xy"), salt=salt)
         new.rate_until = len(prompt) if rng.random() < 0.1 else 0
+        new.arrived_us, new.priority, new.whole = self.now_us, rng.choice([0, 0, 1, -3]), rng.random() < 0.5
+        if rng.random() < 0.05:
+            new.first_by_us = self.now_us + rng.randrange(1, 50_000)
+        if rng.random() < 0.05:
+            new.ends_by_us = self.now_us + rng.randrange(1, 100_000)
         self.executor.salts[new.id] = salt
         if self.scheduler.submit(new) is None:
             self.requests[new.id], self.tokens[new.id] = new, []
@@ -74,8 +95,7 @@ class Trial:
     def cancel(self) -> None:
         """Anybody: waiting, running, finished or never known."""
         id = self.rng.randrange(max(1, next(self.ids)))
-        request = self.requests.get(id)
-        if request is not None and request.phase is not Phase.FINISHED:
+        if id in self.requests and id not in self.finish:
             self.cancelled.add(id)
         self.scheduler.cancel(id)
 
@@ -90,11 +110,14 @@ class Trial:
         batch = s.schedule(self.now_us)
         self.disk.begin(self.executor, s.take_transfers())
         check(s)
+        for delta in s.take_ended():
+            self.end(delta)
         if batch is None:
-            wait = s.wake_at() is not None
-            assert wait == bool(self.disk.under_way)
-            assert wait or (not s.waiting and not s.running), "requests are left but nothing is computed"
-            return wait
+            wake, live = s.wake_at(), bool(s.waiting or s.running)
+            assert wake is not None or not live, "requests are left but nothing is computed"
+            assert wake is not None or not self.disk.under_way, "nobody will ask for the ends of transfers"
+            self.now_us = max(self.now_us, wake or 0)
+            return live or bool(self.disk.under_way)
         # Whoever gave up its reads has left, and may be back.
         self.check_batch(batch, before, {i for i, joins in was_running.items() if self.requests[i].joins == joins})
         held = {b for segment in batch.segments for b in segment.blocks}
@@ -103,6 +126,7 @@ class Trial:
             assert all(s.pool.refs(b) for b in held), "a block that the step in flight writes was let go"
         if self.arriving and self.rng.random() < 0.1:
             self.submit()
+        self.executor.ghosts = {x.id for x in batch.segments if self.requests[x.id].phase is Phase.GHOST}
         sampled = self.executor.run(batch)
         failed = {i for i in range(len(sampled)) if self.rng.random() < 0.003}
         deltas = s.commit(batch, [-1 if i in failed else t for i, t in enumerate(sampled)], 1000 * batch.num_tokens)
@@ -114,22 +138,29 @@ class Trial:
         budget, segments = limits.max_num_batched_tokens, {x.id: x for x in batch.segments}
         assert len(segments) == len(batch.segments), "two segments of one request"
         assert 0 < batch.num_tokens <= budget
-        running = {r.id for r in s.running}
-        assert segments.keys() <= {r.id for r in s.running if not r.loading}
+        assert segments.keys() <= {r.id for r in s.running if not r.loading} | {r.id for r in s.ghosts}
+        assert not s.gate.batched or len({r.batch for r in s.running + s.ghosts}) <= 1, "somebody joined a batch"
         for x in batch.segments:
             r = self.requests[x.id]
+            if r in s.ghosts:
+                assert x == (r.id, r.computed - 1, r.tokens[x.start : r.computed], x.blocks, True, range(0))
+                continue
             assert x.start == r.computed and list(x.tokens) == list(r.tokens[x.start : x.start + len(x.tokens)])
             assert len(x.tokens) > 0 and x.sample == (x.start + len(x.tokens) == len(r.tokens))
             assert len(x.blocks) == -(-(x.start + len(x.tokens)) // limits.block_size)
 
         preempted = [r for r in self.requests.values() if r.preemptions > before[r.id][0]]
-        assert not preempted or running <= was_running, "somebody joined in a step that preempts"
+        joined = [r for r in s.running if r.id not in was_running]
+        assert not preempted or not joined or s.policy.preempts, "somebody joined in a step that preempts"
         for r in preempted:
             assert r.id not in segments and r.phase is Phase.WAITING
-            assert all(r.order > other.order for other in s.running), "somebody older was preempted"
+            last = all(r.rank > other.rank for other in s.running)
+            assert last or any(self.makes_way(r, other) for other in joined), "somebody was preempted for nothing"
 
         decoding = [r for r in s.running if r.id in was_running and r.pending == 1 and not r.loading]
         prompts = [r for r in s.running if r not in decoding and not r.loading]
+        timed = bool(self.target_us and decoding)
+        decoding += s.ghosts
         half = max(1, budget // 2)
         decoded = [r for r in decoding if r.id in segments]
         assert len(decoded) == min(len(decoding), budget - min(half, sum(r.pending for r in prompts)))
@@ -140,19 +171,54 @@ class Trial:
             begun = [max(before[r.id][1], self.joined.get(r.id, 0)) for r in decoding]
             assert all(batch.step - since <= longest for since in begun), "a decoding request starves"
         self.joined |= {r.id: batch.step for r in s.running if r.id not in was_running}
-        left = budget - len(decoded)
+        self.check_prompts(prompts, {id: len(x.tokens) for id, x in segments.items()}, budget - len(decoded), timed)
+        assert all(r.overtaken <= s.policy.patience for r in s.waiting)
+
+    def makes_way(self, preempted: Request, newcomer: Request) -> bool:
+        if isinstance(self.scheduler.policy, Priority):
+            return newcomer.priority < preempted.priority and newcomer.rank < preempted.rank
+        return isinstance(self.scheduler.policy, Fair) and newcomer.domain.namespace != preempted.domain.namespace
+
+    def check_prompts(self, prompts: list[Request], given: dict[int, int], left: int, timed: bool) -> None:
+        """Short ones that half of the room completes, then all by rank; a target may leave less room than there is."""
+        if not prompts:
+            return
+        portions = [given.get(r.id, 0) for r in prompts]
+        assert sum(portions) >= min(1, left), "prompts get nothing"
+        if timed:
+            assert portions[0] or self.target_us, portions
+            return
+        room = left // 2 if sum(r.pending for r in prompts) > left else 0
+        first = []
         for r in prompts:
+            if r.pending <= room:
+                first.append(r)
+                room -= r.pending
+        for r in first + [r for r in prompts if r not in first]:
             n = min(r.pending, left)
             left -= n
-            assert (len(segments[r.id].tokens) if r.id in segments else 0) == n, "prompts are not served oldest first"
-            assert n or r.id in was_running or s.policy is not FCFS, "joined without getting a token"
-        assert all(r.overtaken <= s.policy.patience for r in s.waiting)
+            assert given.get(r.id, 0) == n, "prompts are not served in their turn"
+
+    def end(self, delta: Delta) -> None:
+        """An end that no step tells."""
+        r = self.requests[delta.id]
+        assert delta.token is None and delta.finish is r.finish and delta.id not in {*self.finish, *self.cancelled}
+        if r.finish is Finish.TIMEOUT:
+            due = min(t for t in (r.first_by_us, r.ends_by_us) if t)
+            assert r.ends_by_us <= self.now_us or (r.first_by_us and not self.tokens[r.id]), due
+        else:
+            assert self.gate.batched and r.whole and not self.scheduler.ghosts
+        assert delta.finish is not None
+        self.finish[delta.id] = delta.finish
 
     def take(self, batch: Batch, deltas: list[Delta], sampled: list[int], failed: set[int]) -> None:
         rows = [x.id for x in batch.segments for _ in range(x.num_rows)]
         failing = {rows[i] for i in failed}
-        answered = [x.id for x in batch.segments if x.sample or x.id in failing]
-        assert [d.id for d in deltas] == [i for i in answered if i not in self.cancelled]
+        living = [x for x in batch.segments if x.id not in self.executor.ghosts]
+        answered = [x.id for x in living if x.sample or x.id in failing]
+        answered = [i for i in answered if i not in self.cancelled]
+        held, deltas = deltas[len(answered) :], deltas[: len(answered)]
+        assert [d.id for d in deltas] == answered
         for x in batch.segments:
             assert all(x.start <= position < x.start + len(x.tokens) for position in x.rate)
             self.rated[x.id] += [position + 1 for position in x.rate]
@@ -165,6 +231,8 @@ class Trial:
                 self.tokens[d.id].append(d.token)
             if d.finish is not None:
                 self.finish[d.id] = d.finish
+        for d in held:
+            self.end(d)
 
     def verify(self) -> None:
         assert self.scheduler.pool.used == 0
@@ -177,8 +245,8 @@ class Trial:
             whole = r.finish in (Finish.STOP, Finish.LENGTH)
             assert self.rated[id] == (due if whole else due[: len(self.rated[id])])
             if id in self.cancelled:
-                assert id not in self.finish and r.finish is Finish.CANCELLED and got == want[: len(got)]
-            elif self.finish[id] is Finish.ERROR:
+                assert id not in self.finish and got == want[: len(got)]
+            elif self.finish[id] in (Finish.ERROR, Finish.TIMEOUT):
                 assert got == want[: len(got)]
             else:
                 assert got == want

@@ -10,7 +10,7 @@ from engine_kit import VOCAB, remember_all
 from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
-from potok.core.policy import FCFS, LONGEST_PREFIX
+from potok.core.policy import LongestPrefix, Policy
 from potok.engine.assemble import PROBE_TOKENS, WARM_UP_TOKENS, assemble, measure
 from potok.errors import LoadError
 
@@ -71,7 +71,7 @@ def test_how_memory_is_shared(settings: dict, caching: bool, no_evict: bool, not
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB)
     engine = assemble(EngineConfig(model="", **settings), backend, memory=MIB, notes=[], probe=lambda _: 1e-3)
     assert (engine.scheduler.cache.enabled, engine.scheduler.limits.no_evict) == (caching, no_evict)
-    assert engine.scheduler.policy is (LONGEST_PREFIX if "schedule_policy" in settings else FCFS)
+    assert type(engine.scheduler.policy) is (LongestPrefix if "schedule_policy" in settings else Policy)
     said = [note for note in engine.info.notes if note.startswith(("prefix", "capacity", "schedule"))]
     assert [note.partition(":")[0] for note in said] == notes
 

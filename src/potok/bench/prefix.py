@@ -28,7 +28,7 @@ from potok.bench.prefix_loads import (
     mixed_requests,
 )
 from potok.config import EngineConfig
-from potok.core.policy import FCFS, POLICIES, Policy
+from potok.core.policy import POLICIES, Policy
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine.build import build_engine
 from potok.engine.serve import Engine
@@ -286,7 +286,7 @@ class PrefixBench:
         answers: dict[int, list[int]] = {}
         for name in ("fcfs", "longest_prefix", "off"):
             self._say(f"dialogues, {name}")
-            policy = POLICIES.get(name, FCFS)
+            policy = POLICIES.get(name, Policy)()
             figure, loop = self._dialogues(name, policy)
             check_same(loop.answers, answers or loop.answers)
             answers = loop.answers

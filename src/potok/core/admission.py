@@ -9,9 +9,6 @@ from potok.core.policy import Policy
 from potok.core.prefix import Match, PrefixCache
 from potok.core.request import Request
 
-#: How many waiting requests a step looks at, oldest first, so that its cost does not grow with the queue.
-WINDOW = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -79,12 +76,43 @@ def refusal(request: Request, limits: Limits, num_blocks: int) -> Reject | None:
     return None
 
 
-def joining(
-    waiting: Sequence[Request], running: Sequence[Request], cache: PrefixCache, limits: Limits, policy: Policy
-) -> Iterator[tuple[Request, Match]]:
-    """The waiting requests that may join now, one after the other, each with what it need not compute.
+@dataclass(slots=True)
+class Room:
+    """How much of prompts may be begun, in tokens, so that nobody joins to wait for his first token among the running.
 
-    waiting: oldest first. The caller lets a request join before it asks for the next, or stops asking.
+    total: what a step computes of prompts. backlog: what those who run still want of that. short: what is left of the
+    half of it that prompts may have which end in this very step, although the backlog is larger than a step: a long
+    prompt must not keep short ones waiting.
+    """
+
+    total: int
+    backlog: int
+    short: int
+
+    @property
+    def open(self) -> bool:
+        return self.backlog < self.total
+
+    def admits(self, tokens: int) -> bool:
+        return self.open or tokens <= self.short
+
+    def take(self, tokens: int) -> None:
+        if tokens <= self.short:
+            self.short -= tokens
+        self.backlog += tokens
+
+
+def joining(
+    candidates: Sequence[Request],
+    running: Sequence[Request],
+    cache: PrefixCache,
+    limits: Limits,
+    policy: Policy,
+    room: Room,
+) -> Iterator[tuple[Request, Match]]:
+    """Those of the candidates that may join now, one after the other, each with what it need not compute.
+
+    candidates: a few, the next first. The caller lets a request join before it asks for the next, or stops asking.
 
     A request joins when blocks for all the tokens it has are available beside a headroom, so that no prompt is begun
     that cannot be finished, and those who run can go on for a while before anybody is preempted. The headroom is one
@@ -92,34 +120,42 @@ def joining(
     tight pool would only be preempted again. With no_evict it is all that those who run, and the request itself, may
     still need. Nobody running means no headroom, so that whatever was not refused can run.
 
-    A request whose prefix is being computed by another waits for it, and is not in anybody's way. Otherwise each time
-    that a younger request passes is counted. One that was passed policy.patience times is next: nobody passes it more.
+    A request whose prefix is being computed by another waits for it, and is not in anybody's way; nor is one for which
+    there is no room. Otherwise each time that one of a later rank passes is counted. One that was passed
+    policy.patience times is next: nobody passes it more.
     """
-    window = policy.order(waiting[:WINDOW], cache)
-    left: dict[int, Request] = {r.id: r for r in window}
-    for request in window:
+    left: dict[int, Request] = {r.id: r for r in candidates}
+    for request in candidates:
+        if not room.admits(0):
+            return
+        if not room.admits(len(request.tokens)):
+            del left[request.id]
+            continue
         match = cache.match(request)
         if match.wait:
             del left[request.id]
             continue
-        older = [r for r in left.values() if r.order < request.order]
-        if any(r.overtaken >= policy.patience for r in older):
+        before = [r for r in left.values() if r.rank < request.rank]
+        if any(r.overtaken >= policy.patience for r in before):
             return
-        fitting = fit(match, request, running, cache, limits)
+        fitting = fit(match, request, cache.pool.available, headroom(request, running, limits), cache)
         if fitting is not None:
             del left[request.id]
-            for other in older:
+            for other in before:
                 other.overtaken += 1
+            room.take(len(request.tokens) - fitting.num_tokens)
             yield request, fitting
 
 
-def fit(match: Match, request: Request, running: Sequence[Request], cache: PrefixCache, limits: Limits) -> Match | None:
-    """The match, without its copy if need be, or None where blocks do not suffice. See `joining`."""
+def headroom(request: Request, running: Sequence[Request], limits: Limits) -> int:
+    """Blocks that must be left over when `request` joins. See `joining`."""
     if limits.no_evict:
-        headroom = sum([limits.still_needed(r) for r in running]) + limits.still_needed(request)
-    else:
-        headroom = len(running) * (1 + request.preemptions)
-    room = cache.pool.available - headroom
-    if match.cost > room:
+        return sum([limits.still_needed(r) for r in running]) + limits.still_needed(request)
+    return len(running) * (1 + request.preemptions)
+
+
+def fit(match: Match, request: Request, available: int, headroom: int, cache: PrefixCache) -> Match | None:
+    """The match, without its copy if need be, or None where `available` blocks do not suffice."""
+    if match.cost > available - headroom:
         match = cache.without_copy(match)
-    return match if match.cost <= room else None
+    return match if match.cost <= available - headroom else None

@@ -20,20 +20,25 @@ def check(scheduler: Scheduler) -> None:
     check_tree(scheduler)
     check_transfers(scheduler)
     for queue in (scheduler.waiting, scheduler.running):
-        assert all(a.order < b.order for a, b in pairwise(queue)), "a queue is not oldest first"
+        assert all(a.rank < b.rank for a, b in pairwise(queue)), "a queue is not in the order of ranks"
+    tokens = sum(len(r.tokens) for r in scheduler.waiting)
+    assert scheduler.waiting_tokens == tokens, f"{tokens} tokens wait, counted {scheduler.waiting_tokens}"
     for request in scheduler.waiting:
         assert request.phase is Phase.WAITING, f"request {request.id} waits but is {request.phase.name}"
         assert not request.blocks and not request.computed, f"request {request.id} waits but holds KV"
     for request in scheduler.running:
         check_running(scheduler, request)
-    limit = scheduler.limits.max_num_seqs
-    assert len(scheduler.running) <= limit, f"{len(scheduler.running)} running, max_num_seqs is {limit}"
+    for ghost in scheduler.ghosts:
+        assert ghost.phase is Phase.GHOST and ghost.finish is not None, f"request {ghost.id} haunts the batch alive"
+        assert 0 < ghost.computed <= len(ghost.blocks) * scheduler.limits.block_size, f"ghost {ghost.id} has no place"
+    limit, rows = scheduler.limits.max_num_seqs, len(scheduler.running) + len(scheduler.ghosts)
+    assert rows <= limit, f"{rows} running or padding, max_num_seqs is {limit}"
 
 
 def check_blocks(scheduler: Scheduler) -> None:
     """Every block is free, or held exactly as often as its count says: by requests, the cache, a copy, a transfer."""
     pool, cache = scheduler.pool, scheduler.cache
-    held = Counter(b for r in (*scheduler.running, *scheduler.leaving) for b in r.blocks)
+    held = Counter(b for r in (*scheduler.running, *scheduler.ghosts, *scheduler.leaving) for b in r.blocks)
     held.update(cache.borrowed())
     held.update(t.block for t in cache.transfers.under_way())
     needed = len(held)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Phase(IntEnum):
     WAITING = 0  # holds no blocks
     RUNNING = 1  # holds blocks for every token it has, the newest one's excepted until the next schedule
-    FINISHED = 2  # terminal
+    GHOST = 2  # has ended, but its batch has not: a row of padding, with the blocks that it had
+    FINISHED = 3  # terminal
 
 
 #: The only legal moves. Anything else is a bug and raises AssertionError.
@@ -26,6 +27,8 @@ MOVES = {
     (Phase.WAITING, Phase.RUNNING),  # admitted
     (Phase.RUNNING, Phase.WAITING),  # preempted: blocks dropped, tokens kept
     (Phase.RUNNING, Phase.FINISHED),
+    (Phase.RUNNING, Phase.GHOST),
+    (Phase.GHOST, Phase.FINISHED),
     (Phase.WAITING, Phase.FINISHED),  # cancelled before admission
 }
 
@@ -67,7 +70,9 @@ class Request:
     loading: bool = False  # blocks are being read for it: it runs, but takes part in no step
     cached: int = 0  # tokens that it found in the prefix cache when it joined first
     last_len: int = 0  # it ends when it has so many tokens: max_new, or a full context
-    order: int = 0  # arrival number: age never changes, whatever happens to the request
+    order: int = 0  # arrival number
+    rank: tuple[int, int] = (0, 0)  # its place among all requests, given by the policy; it never changes
+    batch: int = 0  # of a gate that gathers: the number of its batch
     served: int = 0  # the last step that computed a token of it
     overtaken: int = 0  # younger requests that joined past it since it began to wait
     preemptions: int = 0

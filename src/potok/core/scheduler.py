@@ -1,24 +1,28 @@
-"""Continuous batching over paged KV memory: what each step computes, and for whom.
+"""Batching over paged KV memory: what each step computes, and for whom.
 
 Pure: no clock, no I/O, no tensors, no threads, no logging. Calls in, batches and deltas out. There is no prefill and no
 decode mode: a request has tokens and a count of computed ones, and a step hands out one budget of tokens.
 
-    submit -> WAITING --joins--> RUNNING --end id, length, error, cancel--> FINISHED
-                 ^                  |
+    submit -> WAITING --joins--> RUNNING --end id, length, error, cancel, deadline--> FINISHED
+                 ^                  +----- its batch goes on -----> GHOST ----------------------^
                  +---- preempted ---+       (blocks dropped, tokens kept: recomputed when it joins again)
 
 **Who gets the budget.** `max_num_batched_tokens` is never exceeded.
 1. Requests with one pending token (decoding) go first. While prompt tokens are pending they leave half of the
    budget (at least 1 token, at most what is pending) to prompts. When there are more of them than they may take, the
    ones served longest ago go first.
-2. Prompts, and what must be recomputed, take all the rest, oldest request first.
+2. Prompts, and what must be recomputed, take the rest, but no more than keeps the step within the target for the gap
+   between two tokens of those who decode. The first in rank goes first; only prompts that this very step completes pass
+   it, with half of what is there.
 So a prompt advances in every step and every decoding request is served within a bounded number of steps, also when the
 budget is smaller than the number of requests.
 
 **Who gets blocks.** A running request holds blocks for every token it has; it needs one more only when its newest token
-does not fit. Short of blocks, the youngest running request is preempted, before anybody is given a segment, and nobody
-joins in that step. Age is arrival, so the oldest running request is never preempted and always ends.
-Who may join is the business of `admission`; which blocks it need not fill is that of `prefix`.
+does not fit. Short of blocks, the running request that is last in rank is preempted, before anybody is given a segment,
+and nobody joins in that step. The first in rank is never preempted and always ends.
+
+Who may join is the business of `gate` (when), `policy` (in which order) and `admission` (whether it fits); which blocks
+it need not fill is that of `prefix`; how long a step takes that of `cost`.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from potok.core.admission import Limits, Reject, joining, refusal
+from potok.core.admission import Limits, Reject, Room, fit, headroom, joining, refusal
 from potok.core.batch import Batch, Copy, Delta, Segment
 from potok.core.blocks import BlockPool
+from potok.core.cost import CostModel, Work, prompt_context
+from potok.core.deadlines import Deadlines
+from potok.core.gate import Continuous, Gate
 from potok.core.invariants import check
-from potok.core.policy import FCFS, Policy
+from potok.core.policy import Policy
 from potok.core.prefix import PrefixCache
 from potok.core.request import Phase, Request
 from potok.core.tier import Done, Tier, Transfer
@@ -40,28 +47,37 @@ from potok.finish import Finish
 
 __all__ = ["Counters", "Limits", "Reject", "Scheduler"]
 
-BY_AGE = attrgetter("order")
+BY_RANK = attrgetter("rank")
 #: Tokens of a request that one step rates at most: each takes a row of logits in memory.
 MOST_RATED = 128
-LEAST_RECENTLY_SERVED = attrgetter("served", "order")
+LEAST_RECENTLY_SERVED = attrgetter("served", "rank")
+#: What means over steps and over answers follow the newest by.
+FOLLOW = 0.05
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start."""
+    """Totals since the start, and two running means."""
 
     steps: int = 0
     busy_us: int = 0  # time inside the steps
     prompt_tokens: int = 0  # prompt tokens computed, recomputed ones counted again
     generation_tokens: int = 0  # tokens sampled
     preemptions: int = 0
+    padding_rows: int = 0  # of ghosts
+    timeouts: int = 0  # requests that missed a deadline, or were bound to
+    slow_steps: int = 0  # whose decoding alone was expected to take longer than the target
+    mean_step_us: float = 0.0
+    mean_answer: float = 0.0  # tokens
 
 
 class Scheduler:
     """One step is in flight at a time: schedule() -> the backend -> commit(). cancel() and submit() are legal always.
 
-    prefix_caching: requests with the same first tokens share the blocks of these. policy: of joining.
-    tier: where more of them may be. What take_transfers() asks for after each schedule() is done beside the steps, and
+    prefix_caching: requests with the same first tokens share the blocks of these. policy: of joining; its own object,
+    as it may keep accounts; None: first come, first served. gate: when requests may join. target_us: the gap between
+    two tokens to keep while prompts are computed; 0: none. cost: what steps are expected to take, before any has run.
+    tier: where more blocks may be. What take_transfers() asks for after each schedule() is done beside the steps, and
     its end told by transferred().
     checked: verify all invariants after each commit (slow: for tests and for hunting a bug).
     """
@@ -72,21 +88,34 @@ class Scheduler:
         num_blocks: int,
         *,
         prefix_caching: bool = True,
-        policy: Policy = FCFS,
+        policy: Policy | None = None,
+        gate: Gate | None = None,
+        target_us: int = 0,
+        cost: CostModel | None = None,
         tier: Tier | None = None,
         checked: bool = False,
     ) -> None:
         self.limits = limits
-        self.policy = policy
+        self.policy = policy or Policy()
+        self.gate = gate or Continuous()
+        self.target_us = target_us
+        self.cost = cost or CostModel()
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, limits.block_size, enabled=prefix_caching, tier=tier)
-        self.waiting: list[Request] = []  # oldest first
-        self.running: list[Request] = []  # oldest first
-        self.leaving: list[Request] = []  # cancelled while a step is in flight: its commit releases their blocks
+        self.waiting: list[Request] = []  # by rank
+        self.running: list[Request] = []  # by rank
+        self.ghosts: list[Request] = []  # members of the batch that have ended before it
+        self.leaving: list[Request] = []  # ended while a step is in flight: its commit releases their blocks
+        self.waiting_tokens = 0
         self.counters = Counters()
-        self._live: dict[int, Request] = {}  # waiting and running, by id
+        self._live: dict[int, Request] = {}  # whose end has not been told, by id
+        self._held: list[Request] = []  # of them, those whose end is told when the batch has ended
+        self._ended: list[Delta] = []  # ends that no step is to tell
+        self._deadlines = Deadlines(self._prompt_us)
         self._flight: Batch | None = None
         self._flying: list[Request] = []  # whose segments those of _flight are
+        self._work = Work(0, 0, 0, 0)  # of _flight
+        self._num_padding = 0  # rows of _flight
         self._copies: list[Copy] = []  # of the step that is being made
         self._arrivals = 0
         self._step = 0
@@ -99,9 +128,12 @@ class Scheduler:
         if reject is None:
             request.last_len = self.limits.last_len(request)
             request.order = self._arrivals
+            request.rank = self.policy.rank(request)
             self._arrivals += 1
             self._live[request.id] = request
-            self.waiting.append(request)
+            self._queue(request)
+            self.policy.arrive(request)
+            self._deadlines.add(request)
         return reject
 
     def cancel(self, id: int) -> None:
@@ -109,11 +141,13 @@ class Scheduler:
         request = self._live.pop(id, None)
         if request is None:
             return
-        if request.phase is Phase.WAITING:
-            self.waiting.remove(request)
+        if request in self._held:
+            self._held.remove(request)
+            if request.phase is Phase.GHOST:
+                self.ghosts.remove(request)
+                self._let_go(request)
         else:
-            self.running.remove(request)
-        self._finish(request, Finish.CANCELLED)
+            self._drop(request, Finish.CANCELLED)
 
     @property
     def flight(self) -> Batch | None:
@@ -122,7 +156,15 @@ class Scheduler:
 
     def wake_at(self) -> int | None:
         """When (us) to call schedule() again although nothing arrives. None: no need."""
-        return self.cache.transfers.wake_at()
+        times = [self.cache.transfers.wake_at(), self._deadlines.wake_at() if self._live else None]
+        if not self.running:
+            times.append(self.gate.wake_at(self.waiting))
+        return min([t for t in times if t is not None], default=None)
+
+    def place_us(self) -> int:
+        """How long until one more of those who wait can join, as steps and answers have been of late. 0: unknown."""
+        counters = self.counters
+        return int(counters.mean_step_us * counters.mean_answer / max(1, len(self.running)))
 
     def transferred(self, done: Sequence[Done]) -> None:
         """Ends of transfers that take_transfers() asked for, in any order. Before schedule()."""
@@ -134,47 +176,60 @@ class Scheduler:
         """Transfers between blocks and the second tier to begin now. After schedule()."""
         return self.cache.transfers.take()
 
+    def take_ended(self) -> list[Delta]:
+        """Requests that ended without a step to tell of it: by a deadline, or with their batch. After schedule()."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def schedule(self, now_us: int) -> Batch | None:
-        """The next step, or None when there is nothing to compute. now_us: the engine's clock, for policies of time."""
+        """The next step, or None when there is nothing to compute. now_us: the engine's clock."""
         assert self._flight is None, "a step is in flight; commit it first"
+        self._end_missed(now_us)
         for request in self.cache.transfers.late(now_us):
             self.running.remove(request)
             self.cache.give_up(request)
             self._requeue(request)
+        self._ended += self._end_batch()
+        if not self.running:  # who is left of the batch may need the ghosts' blocks to join
+            self._drop_ghosts()
         preempted = self._make_room()
         decoding: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
             if not request.loading:
                 (decoding if len(request.tokens) - request.computed == 1 else prompts).append(request)
-        if not preempted:
-            self._join(len(decoding), prompts)
+        if not preempted and self.waiting:
+            self._join(now_us, decoding, prompts)
 
-        budget = self.limits.max_num_batched_tokens
-        share = budget - min(self._prompt_share(), sum(r.pending for r in prompts))
+        pending = sum([r.pending for r in prompts])
+        share = self.limits.max_num_batched_tokens - min(self._prompt_share(), pending)
+        timed = self.target_us > 0 and len(decoding) > 0
+        decoding += self.ghosts
         if len(decoding) > share:
             decoding = sorted(decoding, key=LEAST_RECENTLY_SERVED)[:share]
-        budget -= len(decoding)
         # The newest token, and all blocks: what _segment(r, 1) gives, at a third of the time.
-        segments = [Segment(r.id, r.computed, r.tokens[-1:], r.blocks[:], True) for r in decoding]
+        segments = [
+            Segment(r.id, r.computed, r.tokens[-1:], r.blocks[:], True) if r.finish is None else self._padding(r)
+            for r in decoding
+        ]
         self._flying = decoding
-        for request in prompts:
-            if budget == 0:
-                break
-            n = min(request.pending, budget)
-            if request.rated < request.rate_until:
-                n = min(n, MOST_RATED)
+        decode_context = sum([s.start for s in segments]) + len(segments)
+        alone = Work(len(segments), len(segments), decode_context, 0)
+        rows_context = 0
+        for request, n in self._portions(prompts, pending, timed, alone):
+            rows_context += prompt_context(request.computed, n)
             segments.append(self._segment(request, n))
             self._flying.append(request)
-            budget -= n
         if not segments:
             return None
         self._step += 1
         for request in self._flying:
             request.served = self._step
-        self._flight = Batch(self._step, tuple(segments), tuple(self._copies))
+        self._flight = batch = Batch(self._step, tuple(segments), tuple(self._copies))
+        self._work = Work(batch.num_tokens, batch.num_sampled, decode_context, rows_context)
+        self._num_padding = sum([r.phase is Phase.GHOST for r in decoding]) if self.ghosts else 0
         self._copies.clear()
-        return self._flight
+        return batch
 
     def commit(self, batch: Batch, sampled_ids: Sequence[int], step_us: int) -> list[Delta]:
         """What the step gave: `sampled_ids` for each row whose logits were wanted; -1 is a row that failed.
@@ -183,14 +238,13 @@ class Scheduler:
         """
         assert batch is self._flight, "only the step in flight can be committed"
         assert len(sampled_ids) == batch.num_sampled, f"{len(sampled_ids)} ids for {batch.num_sampled} sampled rows"
-        deltas, row, ended = [], -1, False
-        counters = self.counters
+        deltas, row, ended, prompts = [], -1, False, 0
         for segment, request in zip(batch.segments, self._flying, strict=True):
             row += segment.num_rows
             start, end = segment.start, segment.start + len(segment.tokens)
-            if start < request.prompt_len:
-                counters.prompt_tokens += min(end, request.prompt_len) - start
-            if request.finish is not None:  # cancelled while the step ran
+            if start < request.prompt_len and request.phase is not Phase.GHOST:
+                prompts += min(end, request.prompt_len) - start
+            if request.finish is not None:  # cancelled while the step ran, or a ghost
                 continue
             request.computed = end
             request.rated += len(segment.rate)
@@ -200,25 +254,38 @@ class Scheduler:
                 deltas.append(self._fail(request, row))
             elif segment.sample:
                 delta = self._take(request, sampled_ids[row], row)
-                ended |= delta.finish is not None
+                ended |= request.finish is not None
                 deltas.append(delta)
-        counters.steps += 1
-        counters.busy_us += step_us
-        self.cache.transfers.tier.note_step(step_us, batch.num_tokens)
-        counters.generation_tokens += sum([d.token is not None for d in deltas])
+        self._count(batch, deltas, prompts, step_us)
 
         self._flight, self._flying = None, []
         self.cache.end_copies()
         if ended:
             self.running = [r for r in self.running if r.phase is Phase.RUNNING]
+            self._deadlines.forget_ended(len(self._live))
         for request in self.leaving:
             self.cache.release(request)
         self.leaving = []
+        deltas += self._end_batch()
         if self._checked:
             check(self)
         return deltas
 
     # -- schedule -------------------------------------------------------------------------------------------------
+
+    def _end_missed(self, now_us: int) -> None:
+        for request in self._deadlines.missed(now_us):
+            del self._live[request.id]
+            self._drop(request, Finish.TIMEOUT)
+            self._ended.append(Delta(request.id, None, Finish.TIMEOUT))
+            self.counters.timeouts += 1
+
+    def _prompt_us(self, request: Request) -> float:
+        """What the rest of a request's prompt is expected to take. One that waits finds some of it in the cache."""
+        done = request.computed
+        if request.phase is Phase.WAITING:
+            done = self.cache.match(request).num_tokens
+        return self.cost.prompt_us(done, len(request.tokens) - done)
 
     def _make_room(self) -> bool:
         """Gives each running request the block that its newest token needs; whether somebody was preempted for it."""
@@ -226,10 +293,13 @@ class Scheduler:
         short = [r for r in self.running if len(r.tokens) > len(r.blocks) * size]
         preempted = False
         while len(short) > self.pool.available:
-            youngest = self.running.pop()
-            if short[-1] is youngest:
+            if self.ghosts:  # nobody needs what they compute
+                self._let_go(self.ghosts.pop())
+                continue
+            last = self.running.pop()
+            if short[-1] is last:
                 short.pop()
-            self._preempt(youngest)
+            self._preempt(last)
             preempted = True
         for request in short:
             request.blocks += self.cache.alloc(1)
@@ -241,41 +311,161 @@ class Scheduler:
         self.counters.preemptions += 1
 
     def _requeue(self, request: Request) -> None:
-        """Back to the queue, ahead of all that are younger. What is lost by then is recomputed, to the bit."""
+        """Back to the queue, to its place in rank. What is lost by then is recomputed, to the bit."""
         self.cache.release(request)
         request.computed = 0
         request.overtaken = 0
         request.move(Phase.WAITING)
-        insort(self.waiting, request, key=BY_AGE)
+        self._queue(request)
 
-    def _join(self, num_decoding: int, prompts: list[Request]) -> None:
+    def _queue(self, request: Request) -> None:
+        insort(self.waiting, request, key=BY_RANK)
+        self.waiting_tokens += len(request.tokens)
+
+    def _unqueue(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self.waiting_tokens -= len(request.tokens)
+
+    def _join(self, now_us: int, decoding: list[Request], prompts: list[Request]) -> None:
         """Moves waiting requests into `running` and `prompts`, no more than can get a token in this step."""
-        backlog = sum(r.pending for r in prompts)
-        room = max(self.limits.max_num_batched_tokens - num_decoding, self._prompt_share())
-        if backlog >= room or len(self.running) >= self.limits.max_num_seqs:
+        full = len(self.running) >= self.limits.max_num_seqs
+        if full and not self.policy.preempts:
             return
-        for request, match in joining(self.waiting, self.running, self.cache, self.limits, self.policy):
+        room = self._room(decoding, prompts)
+        if not room.admits(1):
+            return
+        candidates = self.gate.candidates(self.waiting, self.running, now_us)
+        candidates = self.policy.order(candidates, self.cache)
+        if self.policy.preempts and not self.limits.no_evict:
+            made_way = self._join_by_right(candidates, decoding, prompts, room)
+            candidates = [r for r in candidates if r.phase is Phase.WAITING and r not in made_way]
+        self._join_fitting(candidates, prompts, room)
+
+    def _join_by_right(
+        self, candidates: Sequence[Request], decoding: list[Request], prompts: list[Request], room: Room
+    ) -> list[Request]:
+        """Those that come next join, as long as each fits or somebody yields to it. Returns those who did."""
+        made_way: list[Request] = []
+        for request in candidates:
+            self._join_fitting([request], prompts, room)
+            if request.phase is Phase.WAITING:
+                yielding = self._yielding(request, room)
+                for other in yielding:
+                    for some in (self.running, decoding, prompts):
+                        if other in some:
+                            some.remove(other)
+                    self._preempt(other)
+                made_way += yielding
+                self._join_fitting([request] if yielding else [], prompts, room)
+                if request.phase is Phase.WAITING:
+                    break
+        return made_way
+
+    def _join_fitting(self, candidates: Sequence[Request], prompts: list[Request], room: Room) -> None:
+        seats = self.limits.max_num_seqs
+        if len(self.running) >= seats:
+            return
+        for request, match in joining(candidates, self.running, self.cache, self.limits, self.policy, room):
             source = self.cache.take(request, match)
             if source >= 0:
                 self._copies.append(Copy(source, request.blocks[len(match.blocks)]))
-            self.waiting.remove(request)
+            self._unqueue(request)
             request.move(Phase.RUNNING)
-            insort(self.running, request, key=BY_AGE)
+            insort(self.running, request, key=BY_RANK)
             if not request.loading:
-                insort(prompts, request, key=BY_AGE)
-                backlog += request.pending
-            if backlog >= room or len(self.running) >= self.limits.max_num_seqs:
+                insort(prompts, request, key=BY_RANK)
+            if len(self.running) >= seats:
                 return
+
+    def _yielding(self, head: Request, room: Room) -> list[Request]:
+        """Who is to be preempted so that `head` can join: nobody when it could anyway, or not even then."""
+        match = self.cache.match(head)
+        if match.wait or not room.admits(len(head.tokens) - match.num_tokens):
+            return []
+        limits, pool = self.limits, self.pool
+        yielding: list[Request] = []
+        available, running = pool.available, list(self.running)
+
+        def fits() -> bool:
+            spare = headroom(head, running, limits)
+            return len(running) < limits.max_num_seqs and fit(match, head, available, spare, self.cache) is not None
+
+        if fits():
+            return []
+        for request in self.policy.yields(head, self.running, limits.max_num_seqs):
+            yielding.append(request)
+            running.remove(request)
+            available += sum([pool.refs(block) - pool.is_cached(block) == 1 for block in request.blocks])
+            if fits():
+                return yielding
+        return []
+
+    def _room(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Room:
+        backlog = sum([r.pending for r in prompts])
+        total = max(self.limits.max_num_batched_tokens - len(decoding) - len(self.ghosts), self._prompt_share())
+        if decoding and self.target_us:
+            context = sum([r.computed for r in decoding]) + len(decoding)
+            us = self._prompt_time(Work(len(decoding), len(decoding), context, 0))
+            total = max(1, min(total, self.cost.tokens_in(us, prompts[0].computed if prompts else 0)))
+        half = total // 2
+        return Room(total, backlog, half - sum([r.pending for r in passing(prompts, half)]))
 
     def _prompt_share(self) -> int:
         """Tokens of a step that decoding requests leave to prompts."""
         return max(1, self.limits.max_num_batched_tokens // 2)
+
+    def _prompt_time(self, alone: Work) -> float:
+        """Microseconds of a step that prompts may add to what those who decode take alone.
+
+        Nine of ten steps are to keep the target, so the aim is a little below it. When decoding alone takes all of it,
+        prompts still get as long as the shortest step takes: else they would wait for the machine to be idle.
+        """
+        return max(self.target_us / self.cost.spread - self.cost.step_us(alone), self.cost.idle_us())
+
+    def _portions(
+        self, prompts: Sequence[Request], pending: int, timed: bool, alone: Work
+    ) -> list[tuple[Request, int]]:
+        """Which tokens of prompts the step computes. pending: of all of them. alone: the step without them.
+
+        timed: somebody decodes, and the step is to keep the target.
+        """
+        tokens = self.limits.max_num_batched_tokens - alone.rows
+        if timed and self.cost.step_us(alone) > self.target_us:
+            self.counters.slow_steps += 1
+        if not prompts or tokens <= 0:
+            return []
+        us = self._prompt_time(alone) if timed else 0.0
+        room = min(tokens, max(1, self.cost.tokens_in(us, prompts[0].computed))) if timed else tokens
+        turn: Sequence[Request] = prompts
+        if pending > room:
+            first = passing(prompts, room // 2)
+            turn = first + [r for r in prompts if r not in first]
+        portions: list[tuple[Request, int]] = []
+        for request in turn:
+            n = min(request.pending, tokens)
+            if timed:
+                n = min(n, max(self.cost.tokens_in(us, request.computed), not portions))
+            if request.rated < request.rate_until:
+                n = min(n, MOST_RATED)
+            if n == 0:
+                break
+            portions.append((request, n))
+            tokens -= n
+            us -= self.cost.prompt_us(request.computed, n)
+        return portions
 
     def _segment(self, request: Request, n: int) -> Segment:
         start, end = request.computed, request.computed + n
         blocks = request.blocks[: self.limits.blocks_for(end)]
         rate = range(max(start, request.rated - 1), min(end, request.rate_until - 1))
         return Segment(request.id, start, request.tokens[start:end], blocks, end == len(request.tokens), rate)
+
+    def _padding(self, ghost: Request) -> Segment:
+        """Its last computed token, once more, into its own place: the same bits, and a result that nobody takes."""
+        end = ghost.computed
+        return Segment(
+            ghost.id, end - 1, ghost.tokens[end - 1 : end], ghost.blocks[: self.limits.blocks_for(end)], True
+        )
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
@@ -290,20 +480,86 @@ class Scheduler:
             finish = Finish.LENGTH
         else:
             return Delta(request.id, token, None, row)
+        self.counters.mean_answer = follow(self.counters.mean_answer, len(request.tokens) - request.prompt_len)
+        request.finish = finish
+        self.policy.leave(request)
+        if self.gate.padding:
+            request.move(Phase.GHOST)
+            self.ghosts.append(request)
+        else:
+            self._let_go(request)
+        if self.gate.batched and request.whole:
+            self._held.append(request)
+            return Delta(request.id, token, None, row)
         del self._live[request.id]
-        self._finish(request, finish)
         return Delta(request.id, token, finish, row)
 
     def _fail(self, request: Request, row: int) -> Delta:
         del self._live[request.id]
-        self._finish(request, Finish.ERROR)
+        request.finish = Finish.ERROR
+        self.policy.leave(request)
+        self._let_go(request)
         return Delta(request.id, None, Finish.ERROR, row)
 
-    def _finish(self, request: Request, finish: Finish) -> None:
-        """Ends the request. Its blocks go at the next commit while a step may be writing them, else at once."""
+    def _count(self, batch: Batch, deltas: Sequence[Delta], prompt_tokens: int, step_us: int) -> None:
+        """The accounts of a step that is over."""
+        counters = self.counters
+        counters.steps += 1
+        counters.busy_us += step_us
+        counters.mean_step_us = follow(counters.mean_step_us, step_us)
+        counters.prompt_tokens += prompt_tokens
+        counters.generation_tokens += sum([d.token is not None for d in deltas])
+        counters.padding_rows += self._num_padding
+        self.policy.account(batch.segments, self._flying)
+        self.gate.note_step(prompt_tokens > 0, step_us)
+        self.cost.observe(self._work, step_us)
+        self.cache.transfers.tier.note_step(step_us, batch.num_tokens)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def _drop(self, request: Request, finish: Finish) -> None:
+        """Ends a request that waits or runs."""
+        if request.phase is Phase.WAITING:
+            self._unqueue(request)
+        else:
+            self.running.remove(request)
         request.finish = finish
+        self.policy.leave(request)
+        self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Its blocks go at the next commit while a step may be writing them, else at once."""
         request.move(Phase.FINISHED)
         if self._flight is None:
             self.cache.release(request)
         else:
             self.leaving.append(request)
+
+    def _drop_ghosts(self) -> None:
+        for ghost in self.ghosts:
+            self._let_go(ghost)
+        self.ghosts = []
+
+    def _end_batch(self) -> list[Delta]:
+        """When the last member has ended, the others' ends are told, and their rows are no longer computed."""
+        if not (self.ghosts or self._held) or self.running or self.gate.is_open(self.waiting):
+            return []
+        self._drop_ghosts()
+        held, self._held = self._held, []
+        for request in held:
+            del self._live[request.id]
+        return [Delta(request.id, None, request.finish) for request in held]
+
+
+def passing(prompts: Sequence[Request], tokens: int) -> list[Request]:
+    """Those that pass the longer ones before them: as many, in order, as can be completed by `tokens`."""
+    passing: list[Request] = []
+    for request in prompts:
+        if request.pending <= tokens:
+            passing.append(request)
+            tokens -= request.pending
+    return passing
+
+
+def follow(mean: float, value: float) -> float:
+    return value if mean == 0 else mean + FOLLOW * (value - mean)

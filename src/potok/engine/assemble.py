@@ -9,8 +9,10 @@ from typing import NamedTuple, Protocol
 
 from potok.backends.api import Backend
 from potok.backends.inputs import pack
-from potok.config import GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
+from potok.config import CONTINUOUS, DYNAMIC, GUARANTEED_NO_EVICT, OFF, SCHEDULE_POLICIES, EngineConfig
 from potok.core.batch import Batch, Segment
+from potok.core.cost import CostModel
+from potok.core.gate import Continuous, Gate, Gathered
 from potok.core.policy import POLICIES
 from potok.core.radix import BYTES
 from potok.core.scheduler import Limits, Scheduler
@@ -69,7 +71,10 @@ def assemble(
             limits,
             pool.num_blocks,
             prefix_caching=config.enable_prefix_caching,
-            policy=POLICIES[SCHEDULE_POLICIES[config.schedule_policy]],
+            policy=POLICIES[SCHEDULE_POLICIES[config.schedule_policy]](),
+            gate=open_gate(config, seqs.value),
+            target_us=round(config.target_itl_ms * 1000),
+            cost=CostModel(seconds_per_token * 1e6),
             tier=second.tier,
         ),
         backend,
@@ -86,6 +91,21 @@ def assemble(
             notes=notes,
         ),
         second.store,
+    )
+
+
+def open_gate(config: EngineConfig, num_seqs: int) -> Gate:
+    """num_seqs: that may run at once, so the largest batch that is gathered."""
+    if config.batching == CONTINUOUS:
+        return Continuous(config.scheduler_delay_factor)
+    if config.batching == OFF:
+        return Gathered(1)
+    dynamic = config.batching == DYNAMIC
+    return Gathered(
+        num_seqs,
+        padding=config.padding_rows,
+        max_wait_us=round(config.max_wait_ms * 1000) if dynamic else 0,
+        max_tokens=config.max_tokens_per_batch if dynamic else 0,
     )
 
 

@@ -58,6 +58,10 @@ class Live(NamedTuple):
     request: Request
 
 
+#: In the place of requests that have ended and are computed on as padding.
+NOBODY = Live(Sampling(), RowState(Sampling(), ()), Request(-1, array("i"), 0, 0))
+
+
 class EngineLoop:
     """store: moves blocks to and from the scheduler's second tier, if it has one."""
 
@@ -91,6 +95,7 @@ class EngineLoop:
             batch = self._scheduler.schedule(_now_us())
             self._store.begin(self._scheduler.take_transfers())
             chunks, self._refused = self._refused, []
+            chunks += [self._chunk(delta, None) for delta in self._scheduler.take_ended()]
             if batch is not None:
                 chunks += self._step(batch)
             self._connection.send(Step(chunks, self._stats()))
@@ -116,7 +121,7 @@ class EngineLoop:
         want_hashes = False
         for segment in batch.segments:
             if segment.num_rows:
-                sampling, row, request = self._live[segment.id]
+                sampling, row, request = self._live.get(segment.id, NOBODY)
                 want_hashes |= sampling.logit_hash
                 for position in segment.rate:
                     states.append(rating(request.tokens[position + 1], sampling.prompt_logprobs))
@@ -143,9 +148,10 @@ class EngineLoop:
             first += segment.num_rows
         return chunks
 
-    def _chunk(self, delta: Delta, sampled: Sampled) -> Chunk:
+    def _chunk(self, delta: Delta, sampled: Sampled | None) -> Chunk:
+        """sampled: of the step that gave the delta; None: it was no step."""
         sampling, row, request = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
-        if delta.token is None:
+        if delta.token is None or sampled is None:
             error = "the model's output for this request was not finite" if delta.finish is Finish.ERROR else None
             return Chunk(delta.id, [], delta.finish, error=error)
         row.push(delta.token)
@@ -193,6 +199,11 @@ class EngineLoop:
             tier_hit_tokens=tier.counters.hit_tokens,
             tier_given_up=tier.counters.given_up,
             tier_pauses=tier.counters.pauses,
+            waiting_tokens=scheduler.waiting_tokens,
+            padding_rows=counters.padding_rows,
+            timeouts=counters.timeouts,
+            slow_steps=counters.slow_steps,
+            place_us=scheduler.place_us() if scheduler.waiting else 0,
         )
 
     def _patience(self, batch: Batch | None) -> float:

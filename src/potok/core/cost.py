@@ -1,0 +1,179 @@
+"""How long a step will take, learnt from how long steps took.
+
+    t = k (c0 + c1 rows + c2 sampled + c3 decode_context + c4 prompt_context),    all c >= 0
+
+c0 is what a step costs whatever it computes (reading the weights), c1 a row's arithmetic, c2 that of its logits, c3
+reading one token's K and V for a row alone in its segment, c4 one row of a prompt attending to one token. The c are the
+least squares of relative errors over some hundred steps, older ones counting less and less; k follows at once when the
+machine gets faster or slower as a whole, because its neighbours come and go.
+
+Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What a step computes. rows: tokens. sampled: rows whose logits are wanted.
+
+    decode_context: tokens that rows alone in their segment attend to, summed over those rows; prompt_context: the same
+    of all other rows.
+    """
+
+    rows: int
+    sampled: int
+    decode_context: int
+    prompt_context: int
+
+
+def prompt_context(start: int, n: int) -> int:
+    """Of n rows from position `start` on: each attends to itself and all before it."""
+    return n * start + n * (n + 1) // 2
+
+
+#: A step from n steps ago counts MEMORY**n as much as the last one.
+MEMORY = 0.995
+#: The equations are solved after so many steps.
+SOLVE_EVERY = 16
+#: How fast k follows, per step.
+FOLLOW = 0.1
+#: A step that took more than so many times what was expected was disturbed, and counts as if it had taken that long.
+MOST = 3.0
+#: How much the first guess counts, in steps.
+FIRST_GUESS = 4.0
+#: Largest errors are tracked as this quantile.
+QUANTILE = 0.9
+SPREADS = (1.02, 1.6)
+
+
+class CostModel:
+    """Times in microseconds. token_us: what a prompt's token is taken to cost before any step has been seen.
+
+    spread: nine of ten steps take less than this many times what was expected.
+    """
+
+    def __init__(self, token_us: float = 0.0) -> None:
+        self._c = [4 * token_us, token_us, 0.0, 0.0, 0.0]
+        self._k = 1.0
+        # Lower triangle of the sum of x x^T, and the sum of x, for x = features / measured time: the fit wants c x = 1.
+        self._a = [[0.0] * 5 for _ in range(5)]
+        self._b = [0.0] * 5
+        self._unsolved = 0
+        self.spread = 1.1
+        if token_us:
+            for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):
+                self._add(work, self._fixed(work), FIRST_GUESS)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is expected at all."""
+        return self._c[0] > 0 or self._c[1] > 0
+
+    def step_us(self, work: Work) -> float:
+        return self._k * self._fixed(work)
+
+    def idle_us(self) -> float:
+        """Of a step of one row: the machine can do nothing in less."""
+        return self._k * (self._c[0] + self._c[1] + self._c[2])
+
+    def prompt_us(self, start: int, n: int) -> float:
+        """What n rows of a prompt from position `start` on add to a step."""
+        return self._k * (self._c[1] * n + self._c[4] * prompt_context(start, n))
+
+    def tokens_in(self, us: float, start: int) -> int:
+        """How many rows of a prompt, from position `start` on, add no more than `us` to a step."""
+        if us <= 0:
+            return 0
+        # a n^2 + b n = us
+        a = self._k * self._c[4] / 2
+        b = self._k * (self._c[1] + self._c[4] * (start + 0.5))
+        if b <= 0 and a <= 0:
+            return 1 << 30
+        return int(2 * us / (b + sqrt(b * b + 4 * a * us)))
+
+    def observe(self, work: Work, step_us: int) -> None:
+        """A step has taken `step_us`."""
+        fixed = self._fixed(work)
+        expected = self._k * fixed
+        if expected > 0:
+            ratio = step_us / expected
+            # Moves up nine times as far as down, so that it rests where one of ten is above.
+            self.spread += 0.01 * (QUANTILE if ratio > self.spread else QUANTILE - 1)
+            self.spread = min(max(self.spread, SPREADS[0]), SPREADS[1])
+            if ratio > MOST:
+                step_us = int(MOST * expected)
+            self._k += FOLLOW * (step_us / fixed - self._k)
+        if step_us <= 0:
+            return
+        self._add(work, step_us, 1.0)
+        self._unsolved += 1
+        if self._unsolved >= SOLVE_EVERY or not self.known:
+            self._solve()
+
+    def _fixed(self, work: Work) -> float:
+        c = self._c
+        return c[0] + c[1] * work[0] + c[2] * work[1] + c[3] * work[2] + c[4] * work[3]
+
+    def _add(self, work: Work, us: float, weight: float) -> None:
+        inverse = 1.0 / us
+        x = (inverse, work[0] * inverse, work[1] * inverse, work[2] * inverse, work[3] * inverse)
+        b = self._b
+        for i, row in enumerate(self._a):
+            xi = weight * x[i]
+            b[i] = MEMORY * b[i] + xi
+            for j in range(i + 1):
+                row[j] = MEMORY * row[j] + xi * x[j]
+
+    def _solve(self) -> None:
+        self._unsolved = 0
+        c = non_negative(self._a, self._b)
+        if c is None:
+            return
+        # What is expected stays the same on average over the steps seen, so that k goes on following from where it is.
+        before = sum([b * old for b, old in zip(self._b, self._c, strict=True)])
+        after = sum([b * new for b, new in zip(self._b, c, strict=True)])
+        self._k = min(max(self._k * before / after, 0.3), 3.0) if before > 0 else 1.0
+        self._c = c
+
+
+def non_negative(lower: Sequence[Sequence[float]], b: Sequence[float]) -> list[float] | None:
+    """The x >= 0 that solves A x = b in the least-squares sense, dropping what would be negative, the worst first.
+
+    lower: A's lower triangle, A symmetric and not negative definite. None: there is no information at all.
+    """
+    size = len(b)
+    used = [i for i in range(size) if lower[i][i] > 0]
+    while used:
+        x = _solved(lower, b, used)
+        worst = min(used, key=lambda i: x[i] * sqrt(lower[i][i]))
+        if x[worst] >= 0:
+            return x
+        used.remove(worst)
+    return None
+
+
+def _solved(lower: Sequence[Sequence[float]], b: Sequence[float], used: Sequence[int]) -> list[float]:
+    """By Cholesky, each variable scaled to a diagonal of 1; a ridge decides between what cannot be told apart."""
+    scale = [1.0 / sqrt(lower[i][i]) for i in used]
+    n = len(used)
+    factor = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(i + 1):
+            p, q = max(used[i], used[j]), min(used[i], used[j])
+            s = lower[p][q] * scale[i] * scale[j] - sum([factor[i][k] * factor[j][k] for k in range(j)])
+            if i == j:
+                factor[i][i] = sqrt(max(s, 0.0) + 1e-6)
+            else:
+                factor[i][j] = s / factor[j][j]
+    y = [0.0] * n
+    for i in range(n):
+        y[i] = (b[used[i]] * scale[i] - sum([factor[i][k] * y[k] for k in range(i)])) / factor[i][i]
+    x = [0.0] * len(b)
+    for i in reversed(range(n)):
+        y[i] = (y[i] - sum([factor[k][i] * y[k] for k in range(i + 1, n)])) / factor[i][i]
+        x[used[i]] = y[i] * scale[i]
+    return x
