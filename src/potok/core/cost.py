@@ -29,6 +29,10 @@ class Work(NamedTuple):
     decode_context: int
     prompt_context: int
 
+    def plus(self, rows: int, sampled: int, context: int) -> Work:
+        """With a part of a prompt."""
+        return Work(self.rows + rows, self.sampled + sampled, self.decode_context, self.prompt_context + context)
+
 
 def prompt_context(start: int, n: int) -> int:
     """Of n rows from position `start` on: each attends to itself and all before it."""

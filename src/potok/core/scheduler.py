@@ -215,18 +215,19 @@ class Scheduler:
         self._flying = decoding
         decode_context = sum([s.start for s in segments]) + len(segments)
         alone = Work(len(segments), len(segments), decode_context, 0)
-        rows_context = 0
+        work = alone
         for request, n in self._portions(prompts, pending, timed, alone):
-            rows_context += prompt_context(request.computed, n)
-            segments.append(self._segment(request, n))
+            segment = self._segment(request, n)
+            segments.append(segment)
             self._flying.append(request)
+            work = work.plus(n, segment.num_rows, prompt_context(request.computed, n))
         if not segments:
             return None
         self._step += 1
         for request in self._flying:
             request.served = self._step
         self._flight = batch = Batch(self._step, tuple(segments), tuple(self._copies))
-        self._work = Work(batch.num_tokens, batch.num_sampled, decode_context, rows_context)
+        self._work = work
         self._num_padding = sum([r.phase is Phase.GHOST for r in decoding]) if self.ghosts else 0
         self._copies.clear()
         return batch
@@ -237,25 +238,27 @@ class Scheduler:
         step_us: how long the step took. Requests cancelled meanwhile are not reported.
         """
         assert batch is self._flight, "only the step in flight can be committed"
-        assert len(sampled_ids) == batch.num_sampled, f"{len(sampled_ids)} ids for {batch.num_sampled} sampled rows"
+        rows = self._work.sampled
+        assert len(sampled_ids) == rows, f"{len(sampled_ids)} ids for {rows} sampled rows"
         deltas, row, ended, prompts = [], -1, False, 0
+        block_size = self.limits.block_size
         for segment, request in zip(batch.segments, self._flying, strict=True):
-            row += segment.num_rows
-            start, end = segment.start, segment.start + len(segment.tokens)
+            _, start, tokens, _, sample, rate = segment
+            row += sample + len(rate)
+            end = start + len(tokens)
             if start < request.prompt_len and request.phase is not Phase.GHOST:
                 prompts += min(end, request.prompt_len) - start
             if request.finish is not None:  # cancelled while the step ran, or a ghost
                 continue
             request.computed = end
-            request.rated += len(segment.rate)
-            self.cache.publish(request)
-            if segment.rate and min(sampled_ids[row - len(segment.rate) + 1 - segment.sample : row + 1]) < 0:
-                ended = True
+            if end // block_size > start // block_size:
+                self.cache.publish(request)
+            request.rated += len(rate)
+            if (sample or rate) and min(sampled_ids[row + 1 - sample - len(rate) : row + 1]) < 0:
                 deltas.append(self._fail(request, row))
-            elif segment.sample:
-                delta = self._take(request, sampled_ids[row], row)
-                ended |= request.finish is not None
-                deltas.append(delta)
+            elif sample:
+                deltas.append(self._take(request, sampled_ids[row], row))
+            ended |= request.finish is not None
         self._count(batch, deltas, prompts, step_us)
 
         self._flight, self._flying = None, []
@@ -470,9 +473,7 @@ class Scheduler:
     # -- commit ---------------------------------------------------------------------------------------------------
 
     def _take(self, request: Request, token: int, row: int) -> Delta:
-        """Appends a sampled token, or ends the request whose row failed."""
-        if token < 0:
-            return self._fail(request, row)
+        """Appends a sampled token, which may end the request."""
         request.tokens.append(token)
         if token in request.stop_ids:
             finish = Finish.STOP
@@ -495,6 +496,7 @@ class Scheduler:
         return Delta(request.id, token, finish, row)
 
     def _fail(self, request: Request, row: int) -> Delta:
+        """Ends a request of which a row failed."""
         del self._live[request.id]
         request.finish = Finish.ERROR
         self.policy.leave(request)
