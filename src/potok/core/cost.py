@@ -47,8 +47,8 @@ SOLVE_EVERY = 16
 FOLLOW = 0.1
 #: A step that took more than so many times what was expected was disturbed, and counts as if it had taken that long.
 MOST = 3.0
-#: How much the first guess counts, in steps.
-FIRST_GUESS = 4.0
+#: How much the first guess counts, in steps: enough to tell apart what the first steps do not.
+FIRST_GUESS = 0.25
 #: Largest errors are tracked as this quantile.
 QUANTILE = 0.9
 SPREADS = (1.02, 1.6)

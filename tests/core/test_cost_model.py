@@ -1,0 +1,130 @@
+"""The cost model: it finds what steps cost, follows a machine that changes, and its inverse is one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from potok.core.cost import CostModel, Work, non_negative, prompt_context
+
+#: Of a small model on two cores, in us: a step, a row, a sampled row, a token read, a prompt's row and token.
+TRUE = (2_400.0, 850.0, 280.0, 0.55, 0.64)
+
+
+def us(work: Work) -> float:
+    return sum(c * x for c, x in zip(TRUE, (1, *work), strict=True))
+
+
+def steps(rng: random.Random, n: int, depth: int = 300) -> list[Work]:
+    """Decoding, and now and then a chunk of a prompt; so deep."""
+    found = []
+    for _ in range(n):
+        rows = rng.choice([1, 2, 8, 8, 8, 32, 100])
+        context = sum(rng.randint(1, depth) for _ in range(rows))
+        chunk = rng.randint(16, 128) if rng.random() < 0.3 else 0
+        start = rng.randint(0, depth)
+        found.append(Work(rows + chunk, rows, context, prompt_context(start, chunk)))
+    return found
+
+
+def errors(model: CostModel, works: list[Work], rng: random.Random, noise: float, speed: float = 1.0) -> list[float]:
+    """Relative errors of each expectation, before the step that it is about is seen."""
+    found = []
+    for work in works:
+        took = us(work) * speed * rng.lognormvariate(0, noise)
+        found.append(abs(model.step_us(work) / took - 1))
+        model.observe(work, round(took))
+    return sorted(found)
+
+
+def p90(sorted_errors: list[float]) -> float:
+    return sorted_errors[int(0.9 * len(sorted_errors))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("first_guess", [0.0, 300.0, 900.0, 3_000.0])
+def test_nine_of_ten_steps_are_foreseen_within_15_percent(seed: int, first_guess: float) -> None:
+    rng = random.Random(seed)
+    model = CostModel(first_guess)
+    errors(model, steps(rng, 200), rng, 0.05)
+    assert p90(errors(model, steps(rng, 300), rng, 0.05)) < 0.15
+
+
+def test_prompt_that_gets_deeper_than_anything_seen_is_foreseen_all_the_way() -> None:
+    rng = random.Random(1)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 200), rng, 0.05)
+    deep = [Work(8 + 64, 8, 8 * (200 + i), prompt_context(64 * i, 64)) for i in range(100)]
+    assert p90(errors(model, deep, rng, 0.05)) < 0.15
+
+
+@pytest.mark.parametrize("speed", [0.6, 2.0])
+def test_machine_that_changes_its_speed_is_followed_in_thirty_steps(speed: float) -> None:
+    rng = random.Random(2)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 400), rng, 0.03)
+    errors(model, steps(rng, 30), rng, 0.03, speed)
+    assert p90(errors(model, steps(rng, 200), rng, 0.03, speed)) < 0.15
+
+
+def test_hiccup_changes_little() -> None:
+    rng = random.Random(3)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 400), rng, 0.03)
+    work = Work(8, 8, 1000, 0)
+    before = model.step_us(work)
+    model.observe(work, 5_000_000)
+    assert model.step_us(work) < 1.25 * before
+
+
+def test_spread_is_what_nine_of_ten_stay_below() -> None:
+    rng = random.Random(4)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 500), rng, 0.15)
+    above = 0
+    for work in steps(rng, 1000):
+        took = us(work) * rng.lognormvariate(0, 0.15)
+        above += took > model.spread * model.step_us(work)
+        model.observe(work, round(took))
+    assert 60 <= above <= 150
+
+
+@pytest.mark.parametrize("start", [0, 100, 6000])
+@pytest.mark.parametrize("room_us", [1, 900, 5_000, 60_000, 900_000])
+def test_tokens_in_a_time_take_no_longer(start: int, room_us: int) -> None:
+    rng = random.Random(5)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 200), rng, 0.05)
+    n = model.tokens_in(room_us, start)
+    assert model.prompt_us(start, n) <= room_us * (1 + 1e-9)
+    assert model.prompt_us(start, n + 1) > room_us
+
+
+def test_before_anything_is_known_there_is_no_bound() -> None:
+    model = CostModel()
+    assert not model.known and model.step_us(Work(5, 5, 50, 0)) == 0 and model.tokens_in(1, 0) >= 10**6
+    assert model.tokens_in(0, 0) == model.tokens_in(-5, 0) == 0
+    model.observe(Work(5, 5, 50, 0), 5_000)
+    assert model.known and 4_000 < model.step_us(Work(5, 5, 50, 0)) < 6_000
+
+
+def test_constrained_least_squares_against_all_subsets() -> None:
+    """Minimises |Xc - 1|^2 over c >= 0: the best is the unconstrained one of some subset of the variables."""
+    rng = np.random.default_rng(6)
+    for _ in range(200):
+        x = rng.uniform(-1, 2, (12, 4))
+        subsets = [s for n in range(1, 5) for s in itertools.combinations(range(4), n)]
+        losses = [1.0 * len(x)]
+        for columns in map(list, subsets):
+            c, *_ = np.linalg.lstsq(x[:, columns], np.ones(12), rcond=None)
+            if c.min() >= 0:
+                losses.append(float(((x[:, columns] @ c - 1) ** 2).sum()))
+        a, b = x.T @ x, x.sum(0)
+        found = non_negative([a[i, : i + 1].tolist() for i in range(4)], b.tolist())
+        assert found is not None and min(found) >= 0
+        # Dropping one after the other is not always the best there is, but never far from it.
+        assert ((x @ found - 1) ** 2).sum() <= 1.1 * min(losses) + 1e-3
+    assert non_negative([[0.0], [0.0, 0.0]], [0.0, 0.0]) is None

@@ -1,0 +1,203 @@
+"""Who comes first under each policy, who makes way, and that nobody starves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kv_oracle import Executor, answer, request, step
+
+from potok.core.policy import Fair, LongestPrefix, Policy, Priority, Shortest
+from potok.core.radix import Domain
+from potok.core.request import Phase, Request
+from potok.core.scheduler import Limits, Scheduler
+
+
+def scheduler(policy: Policy, *, seqs: int = 1, num_blocks: int = 64, no_evict: bool = False) -> Scheduler:
+    return Scheduler(Limits(seqs, 64, 1000, 4, no_evict), num_blocks, policy=policy, checked=True)
+
+
+def submit(
+    s: Scheduler, id: int, *, prompt: int = 4, new: int = 3, key: str = "", at: int = 0, priority: int = 0
+) -> Request:
+    r = request(id, [id % 6] * prompt, new)
+    r.domain, r.arrived_us, r.priority = Domain(namespace=key), at, priority
+    assert s.submit(r) is None
+    return r
+
+
+def ends(s: Scheduler, executor: Executor) -> list[int]:
+    """Ids in the order in which they end."""
+    order = []
+    while (batch := s.schedule(0)) is not None:
+        order += [d.id for d in s.commit(batch, executor.run(batch), 1) if d.finish is not None]
+        assert s.counters.steps < 10_000
+    return order
+
+
+def test_first_come_first_served() -> None:
+    s = scheduler(Policy())
+    for id in range(4):
+        submit(s, id, key="ab"[id % 2], priority=-id)
+    assert ends(s, Executor(4)) == [0, 1, 2, 3]
+
+
+def test_lower_numbers_first_and_among_equals_the_older() -> None:
+    s = scheduler(Priority())
+    for id, priority in enumerate([0, 2, -1, 0, 2]):
+        submit(s, id, priority=priority)
+    assert ends(s, Executor(4)) == [2, 0, 3, 1, 4]
+
+
+def test_running_request_makes_way_for_a_more_urgent_one_and_for_no_other() -> None:
+    s, executor = scheduler(Priority(), seqs=2), Executor(4)
+    low, middle = submit(s, 0, new=30, priority=5), submit(s, 1, new=30, priority=3)
+    for _ in range(6):
+        step(s, executor)
+    equal = submit(s, 2, priority=3)
+    step(s, executor)
+    assert equal.phase is Phase.RUNNING and low.phase is Phase.WAITING, "the lowest makes way first"
+    high = submit(s, 3, priority=0)
+    step(s, executor)
+    assert high.phase is Phase.RUNNING and equal.phase is Phase.WAITING and middle.phase is Phase.RUNNING
+    submit(s, 4, priority=4)
+    step(s, executor)
+    assert s.running == [high, middle]
+    while step(s, executor) is not None:
+        pass
+    assert (high.preemptions, middle.preemptions) == (0, 0)
+    for r in (low, middle, equal, high):
+        assert list(r.tokens[4:]) == answer(r.tokens[:4], r.max_new, frozenset(), 1000)
+
+
+def test_full_pool_makes_way_only_when_that_helps() -> None:
+    s, executor = scheduler(Priority(), seqs=8, num_blocks=20), Executor(4)
+    high, low = submit(s, 0, prompt=40, new=20, priority=0), submit(s, 1, prompt=20, new=8, priority=5)
+    step(s, executor)
+    assert len(s.running) == 2
+    big = submit(s, 2, prompt=60, new=4, priority=1)  # it needs more than the low one has
+    step(s, executor)
+    assert s.running == [high, low] and low.preemptions == 0
+    fitting = submit(s, 3, prompt=24, new=4, priority=0)
+    step(s, executor)
+    assert s.running == [high, fitting] and low.preemptions == 1
+    while step(s, executor) is not None:
+        pass
+    assert high.preemptions == 0 and big.phase is Phase.FINISHED and low.phase is Phase.FINISHED
+
+
+def test_nobody_is_preempted_when_that_was_ruled_out() -> None:
+    s, executor = scheduler(Priority(), no_evict=True), Executor(4)
+    low = submit(s, 0, new=9, priority=5)
+    step(s, executor)
+    submit(s, 1, priority=0)
+    while step(s, executor) is not None:
+        pass
+    assert low.preemptions == 0 and s.counters.preemptions == 0
+
+
+def test_endless_stream_of_urgent_requests_does_not_starve_a_low_one() -> None:
+    s, executor = scheduler(Priority()), Executor(4)
+    low = submit(s, 0, new=20, at=0, priority=3)
+    second = 1_000_000
+    for i in range(1, 200):
+        if low.phase is Phase.FINISHED:
+            break
+        submit(s, i, new=4, at=i * second, priority=0)
+        for _ in range(4):
+            step(s, executor)
+    # Three numbers above the others it counts as 30 s younger: those after that come after it.
+    assert low.phase is Phase.FINISHED and 30 <= i <= 40
+
+
+def test_few_tokens_first_but_waiting_counts() -> None:
+    s = scheduler(Shortest())
+    submit(s, 0, prompt=40, new=60)  # 100 tokens: as if it arrived a second later
+    submit(s, 1, prompt=4, new=6, at=500_000)
+    submit(s, 2, prompt=4, new=6, at=1_500_000)
+    submit(s, 3, prompt=4, new=5, at=500_000)
+    assert ends(s, Executor(4)) == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize(("policy", "place"), [(Policy, 20), (Fair, 2)])
+def test_one_request_of_another_key_waits_for_its_turn_only(policy: type[Policy], place: int) -> None:
+    s = scheduler(policy())
+    for id in range(20):
+        submit(s, id, key="a")
+    executor = Executor(4)
+    step(s, executor)
+    submit(s, 20, key="b")
+    found = ends(s, executor).index(20)
+    assert found <= place if policy is Fair else found == place
+
+
+def test_key_with_less_than_its_seats_takes_one_from_the_key_with_the_most() -> None:
+    s, executor = scheduler(Fair(), seqs=4, num_blocks=200), Executor(4)
+    mine = [submit(s, id, new=60, key="a") for id in range(6)]
+    step(s, executor)
+    assert len(s.running) == 4
+    one = submit(s, 6, new=5, key="b")
+    step(s, executor)
+    step(s, executor)
+    assert one.phase is Phase.RUNNING and [r.preemptions for r in mine] == [0, 0, 0, 1, 0, 0]
+    others = [submit(s, 7 + i, new=5, key="b") for i in range(4)]
+    for _ in range(3):
+        step(s, executor)
+    running = [r.domain.namespace for r in s.running]
+    assert running.count("a") == running.count("b") == 2, "half of the seats each"
+    while step(s, executor) is not None:
+        pass
+    for r in (*mine, one, *others):
+        assert list(r.tokens[4:]) == answer(r.tokens[:4], r.max_new, frozenset(), 1000)
+    assert s.counters.preemptions <= 3
+
+
+def test_keys_get_equal_service_whatever_they_send() -> None:
+    rng, s, executor = random.Random(1), scheduler(Fair(), seqs=3, num_blocks=300), Executor(4)
+    served = {"a": 0, "b": 0, "c": 0}
+    requests: dict[int, Request] = {}
+    id = 0
+    for _ in range(2000):
+        for key, most in (("a", 40), ("b", 6), ("c", 3)):  # all have something waiting, always
+            while sum(r.domain.namespace == key for r in s.waiting) < most:
+                requests[id] = submit(s, id, prompt=rng.randint(1, 30), new=rng.randint(1, 20), key=key)
+                id += 1
+        batch = s.schedule(0)
+        assert batch is not None
+        for x in batch.segments:
+            served[requests[x.id].domain.namespace] += len(x.tokens) + x.sample
+        s.commit(batch, executor.run(batch), 1)
+    assert max(served.values()) <= 1.03 * min(served.values()), served
+
+
+def test_key_that_comes_back_has_saved_nothing_up() -> None:
+    s, executor = scheduler(Fair()), Executor(4)
+    submit(s, 0, key="late")
+    ends(s, executor)
+    for id in range(1, 30):
+        submit(s, id, key="busy")
+    for _ in range(60):
+        step(s, executor)
+    for id in range(100, 110):
+        submit(s, id, key="late")
+    order = ends(s, executor)
+    first = ["late" if id >= 100 else "busy" for id in order[:8]]
+    assert first.count("late") <= 5, first
+
+
+@pytest.mark.parametrize("policy", [Policy, LongestPrefix, Priority, Shortest, Fair])
+def test_big_request_passes_small_ones_that_came_much_later(policy: type[Policy]) -> None:
+    """A nearly full pool, a big request at the head, and small ones without end behind it."""
+    s, executor = scheduler(policy(), seqs=8, num_blocks=40), Executor(4)
+    submit(s, 0, prompt=100, new=40)
+    step(s, executor)
+    step(s, executor)
+    big = submit(s, 1, prompt=120, new=5, at=1)
+    id, small = 2, []
+    while big.phase is Phase.WAITING:
+        if len(s.waiting) < 5:
+            small.append(submit(s, id, new=2, at=2 + id * 1_000_000))
+            id += 1
+        step(s, executor)
+        assert s.counters.steps < 400, "the big one starves"
+    assert any(r.phase is Phase.FINISHED for r in small), "nobody small went past"

@@ -1,0 +1,144 @@
+"""Prompts beside running streams: gaps stay within the target, whatever the prompt's length, and short prompts pass.
+
+The clock is modelled: a step takes what a small model on two cores takes, with noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from kv_oracle import request
+
+from potok.core.cost import CostModel, Work, prompt_context
+from potok.core.request import Request
+from potok.core.scheduler import Limits, Scheduler
+
+TRUE = (2_400.0, 850.0, 280.0, 0.55, 0.64)
+TARGET_US = 60_000
+
+
+def took(work: Work) -> float:
+    return sum(c * x for c, x in zip(TRUE, (1, *work), strict=True))
+
+
+@dataclass
+class Machine:
+    """A scheduler on a modelled clock; remembers when each request got each of its tokens."""
+
+    target_us: int
+    seqs: int = 64
+    budget: int = 512
+    noise: float = 0.04
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    now_us: float = 0.0
+    came: dict[int, list[float]] = field(default_factory=dict)
+    most_chunk: int = 0
+
+    def __post_init__(self) -> None:
+        limits = Limits(self.seqs, self.budget, 8192, 32)
+        self.scheduler = Scheduler(limits, 2000, target_us=self.target_us, cost=CostModel(900.0))
+
+    def submit(self, id: int, prompt: int, new: int) -> Request:
+        r = request(id, [self.rng.randrange(1 << 20) for _ in range(prompt)], new)
+        r.arrived_us = int(self.now_us)
+        assert self.scheduler.submit(r) is None
+        self.came[id] = []
+        return r
+
+    def step(self) -> None:
+        batch = self.scheduler.schedule(int(self.now_us))
+        assert batch is not None
+        chunks = [(x.start, len(x.tokens)) for x in batch.segments if len(x.tokens) > 1]
+        decode = sum(x.start + 1 for x in batch.segments if len(x.tokens) == 1)
+        work = Work(batch.num_tokens, batch.num_sampled, decode, sum(prompt_context(*chunk) for chunk in chunks))
+        us = took(work) * self.rng.lognormvariate(0, self.noise)
+        self.now_us += us
+        self.most_chunk = max([self.most_chunk, *(n for _, n in chunks)])
+        for delta in self.scheduler.commit(batch, [7] * batch.num_sampled, round(us)):
+            self.came[delta.id].append(self.now_us)
+
+    def gaps(self, ids: range, since_us: float, until_us: float) -> list[float]:
+        """Between tokens of the same stream, ascending."""
+        found = []
+        for id in ids:
+            times = [t for t in self.came[id] if since_us <= t <= until_us]
+            found += [b - a for a, b in itertools.pairwise(times)]
+        return sorted(found)
+
+
+def long_prompt(tokens: int, target_us: int) -> tuple[list[float], float, float]:
+    """Gaps of 8 streams while the prompt is computed, how long that took, and a step of the streams alone."""
+    m = Machine(target_us)
+    for id in range(8):
+        m.submit(id, 40, 3000)
+    while len(m.came[7]) < 100:
+        m.step()
+    alone = m.came[7][-1] - m.came[7][-2]
+    m.submit(8, tokens, 5)
+    start = m.now_us
+    while not m.came[8]:
+        m.step()
+    return m.gaps(range(8), start, m.now_us), m.now_us - start, alone
+
+
+def test_gaps_beside_a_long_prompt_keep_the_target_and_do_not_hang_on_its_length() -> None:
+    for tokens in (3000, 6000):
+        gaps, _, _ = long_prompt(tokens, TARGET_US)
+        assert gaps[int(0.9 * len(gaps))] <= 1.02 * TARGET_US
+        assert gaps[-1] <= 1.25 * TARGET_US
+    without, _, _ = long_prompt(6000, 0)
+    assert without[-1] > 5 * TARGET_US
+
+
+def test_prompt_takes_no_longer_than_its_part_of_the_time_allows() -> None:
+    _, without, _ = long_prompt(6000, 0)
+    _, kept, alone = long_prompt(6000, TARGET_US)
+    assert kept <= 1.25 * TARGET_US / (TARGET_US - alone) * without
+
+
+def test_short_prompt_passes_a_long_one() -> None:
+    m = Machine(TARGET_US)
+    m.submit(0, 20, 400)
+    while len(m.came[0]) < 50:
+        m.step()
+    m.submit(1, 6000, 64)
+    m.step()
+    m.submit(2, 20, 8)
+    while len(m.came[2]) < 8:
+        m.step()
+    assert not m.came[1], "the long prompt had its first token first"
+    for id in range(3, 200):  # and without end
+        m.submit(id, 20, 2)
+        m.step()
+        m.step()
+        if m.came[1]:
+            break
+    else:
+        pytest.fail("the long prompt starves")
+
+
+def test_alone_a_prompt_takes_whole_steps() -> None:
+    m = Machine(TARGET_US)
+    m.submit(0, 6000, 2)
+    while not m.came[0]:
+        m.step()
+    assert m.most_chunk == m.budget
+
+
+def test_when_decoding_alone_takes_longer_prompts_still_advance_and_it_is_counted() -> None:
+    m = Machine(20_000, seqs=64)
+    for id in range(40):
+        m.submit(id, 10, 500)
+    while len(m.came[39]) < 30:
+        m.step()
+    counted = m.scheduler.counters.slow_steps
+    assert counted > 0
+    late = m.submit(40, 100, 2)
+    m.step()
+    assert 1 <= late.computed <= 10
+    while not m.came[40]:
+        m.step()
+        assert m.scheduler.counters.steps < 1000
