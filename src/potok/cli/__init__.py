@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": "potok.cli.bench",
     "inspect": "potok.cli.inspect",
     "cache": "potok.cli.cache",
+    "replay": "potok.cli.replay",
 }
 
 EXIT_FAILED = 1  # the work began and could not be completed

@@ -37,6 +37,7 @@ from potok.core.batch import Batch, Copy, Delta, Segment
 from potok.core.blocks import BlockPool
 from potok.core.cost import CostModel, Work, prompt_context
 from potok.core.deadlines import Deadlines
+from potok.core.describe import Prefix, top_prefixes
 from potok.core.gate import Continuous, Gate
 from potok.core.invariants import check
 from potok.core.policy import Policy
@@ -180,6 +181,10 @@ class Scheduler:
         """Requests that ended without a step to tell of it: by a deadline, or with their batch. After schedule()."""
         ended, self._ended = self._ended, []
         return ended
+
+    def top_prefixes(self, top: int, namespace: str | None = None) -> list[Prefix]:
+        """What the prefix cache is good for: see potok.core.describe."""
+        return top_prefixes(self.cache.tree, top, namespace)
 
     def schedule(self, now_us: int) -> Batch | None:
         """The next step, or None when there is nothing to compute. now_us: the engine's clock."""

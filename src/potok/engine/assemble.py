@@ -9,17 +9,18 @@ from typing import NamedTuple, Protocol
 
 from potok.backends.api import Backend
 from potok.backends.inputs import pack
-from potok.config import CONTINUOUS, DYNAMIC, GUARANTEED_NO_EVICT, OFF, SCHEDULE_POLICIES, EngineConfig
+from potok.config import GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
 from potok.core.batch import Batch, Segment
-from potok.core.cost import CostModel
-from potok.core.gate import Continuous, Gate, Gathered
-from potok.core.policy import POLICIES
 from potok.core.radix import BYTES
 from potok.core.scheduler import Limits, Scheduler
-from potok.core.tier import Tier
 from potok.engine import resolve
+from potok.engine.journal import Journal, create
+from potok.engine.recorded import RecordedScheduler
+from potok.engine.redacted import Mask, RedactedScheduler
+from potok.engine.scheduling import SchedulerSettings, TierSettings, build_scheduler
 from potok.engine.serve import Engine
 from potok.engine.tier_store import Locked, NoStore, Store, TierStore
+from potok.errors import LoadError
 from potok.protocol import EngineInfo, Sampling
 from potok.sampling.state import RowState, build_rows
 
@@ -65,18 +66,28 @@ def assemble(
     no_evict = config.capacity_policy == GUARANTEED_NO_EVICT
     limits = Limits(seqs.value, budget.value, pool.max_model_len, config.block_size, no_evict)
     second = open_tier(config, backend, named, seconds_per_token)
-    notes = [*notes, *pool.notes, seqs.note, budget.note, *resolve.sharing(config), *second.notes, *backend.info.notes]
+    settings = SchedulerSettings(
+        limits=limits,
+        num_blocks=pool.num_blocks,
+        prefix_caching=config.enable_prefix_caching,
+        policy=SCHEDULE_POLICIES[config.schedule_policy],
+        batching=config.batching,
+        padding_rows=config.padding_rows,
+        max_wait_us=round(config.max_wait_ms * 1000),
+        max_tokens_per_batch=config.max_tokens_per_batch,
+        delay_factor=config.scheduler_delay_factor,
+        target_us=round(config.target_itl_ms * 1000),
+        token_us=seconds_per_token * 1e6,
+        tier=second.settings,
+    )
+    try:
+        recorded = open_scheduler(config, settings, info.vocab_size)
+    except LoadError:
+        second.store.close()
+        raise
+    notes = [*notes, *pool.notes, seqs.note, budget.note, *resolve.sharing(config), *second.notes, *recorded.notes]
     return Engine(
-        Scheduler(
-            limits,
-            pool.num_blocks,
-            prefix_caching=config.enable_prefix_caching,
-            policy=POLICIES[SCHEDULE_POLICIES[config.schedule_policy]](),
-            gate=open_gate(config, seqs.value),
-            target_us=round(config.target_itl_ms * 1000),
-            cost=CostModel(seconds_per_token * 1e6),
-            tier=second.tier,
-        ),
+        recorded.scheduler,
         backend,
         EngineInfo(
             vocab_size=info.vocab_size,
@@ -88,29 +99,38 @@ def assemble(
             threads=info.threads,
             isa=info.isa,
             kv_cache_bytes=pool.num_blocks * config.block_size * info.kv_bytes_per_token,
-            notes=notes,
+            notes=[*notes, *backend.info.notes],
         ),
         second.store,
+        recorded.journal,
     )
 
 
-def open_gate(config: EngineConfig, num_seqs: int) -> Gate:
-    """num_seqs: that may run at once, so the largest batch that is gathered."""
-    if config.batching == CONTINUOUS:
-        return Continuous(config.scheduler_delay_factor)
-    if config.batching == OFF:
-        return Gathered(1)
-    dynamic = config.batching == DYNAMIC
-    return Gathered(
-        num_seqs,
-        padding=config.padding_rows,
-        max_wait_us=round(config.max_wait_ms * 1000) if dynamic else 0,
-        max_tokens=config.max_tokens_per_batch if dynamic else 0,
-    )
+class Recorded(NamedTuple):
+    scheduler: Scheduler
+    journal: Journal | None
+    notes: list[str]
+
+
+def open_scheduler(config: EngineConfig, settings: SchedulerSettings, vocab_size: int) -> Recorded:
+    """The scheduler, which writes a journal where one is asked for. Raises LoadError when it cannot be begun."""
+    path = config.journal
+    if not path:
+        return Recorded(build_scheduler(settings, Scheduler), None, [])
+    journal, older = create(path, settings, config.journal_redact)
+    scheduler: RecordedScheduler
+    if config.journal_redact:
+        scheduler = build_scheduler(settings, RedactedScheduler)
+        scheduler.hide_with(Mask(vocab_size))
+    else:
+        scheduler = build_scheduler(settings, RecordedScheduler)
+    scheduler.record_to(journal)
+    what = "all calls to the scheduler" + (", every token id replaced by another" if config.journal_redact else "")
+    return Recorded(scheduler, journal, [f"journal {path}: {what}" + (f"; the older one is {older}" if older else "")])
 
 
 class SecondTier(NamedTuple):
-    tier: Tier
+    settings: TierSettings | None
     store: Store
     notes: list[str]
 
@@ -118,20 +138,22 @@ class SecondTier(NamedTuple):
 def open_tier(
     config: EngineConfig, backend: AllocatingBackend, fingerprint: str, seconds_per_token: float
 ) -> SecondTier:
-    """The second tier of the prefix cache, or one without slots. Raises LoadError when the folder cannot be used."""
+    """The second tier of the prefix cache, if there is one. Raises LoadError when the folder cannot be used."""
     folder, size = config.prefix_cache_dir, config.block_size
     if not folder:
-        return SecondTier(Tier(0, size), NoStore(), [])
+        return SecondTier(None, NoStore(), [])
     num_bytes = int(config.swap_space * 2**30)
     try:
         store = TierStore(folder, fingerprint, num_bytes=num_bytes, key_bytes=size * BYTES, kv_block=backend.kv_block)
     except Locked:
         note = f"prefix_cache_dir {folder}: another process uses it for this model; this one keeps nothing there"
-        return SecondTier(Tier(0, size), NoStore(), [note])
+        return SecondTier(None, NoStore(), [note])
     read_us = store.payload_bytes / DISK_BYTES_PER_US
-    tier = Tier(store.num_slots, size, store.found, read_us=read_us, token_us=seconds_per_token * 1e6)
-    found = f"{len(tier)} of {store.num_slots} blocks are there, {len(tier) * size} tokens"
-    return SecondTier(tier, store, [f"prefix_cache_dir {folder}, {resolve.size(num_bytes)}: {found}"])
+    settings = TierSettings(
+        num_slots=store.num_slots, found=store.found, read_us=read_us, token_us=seconds_per_token * 1e6
+    )
+    found = f"{len(store.found)} of {store.num_slots} blocks are there, {len(store.found) * size} tokens"
+    return SecondTier(settings, store, [f"prefix_cache_dir {folder}, {resolve.size(num_bytes)}: {found}"])
 
 
 def measure(backend: AllocatingBackend) -> float:

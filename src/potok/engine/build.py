@@ -10,6 +10,7 @@ from potok.config import EngineConfig
 from potok.engine import resolve
 from potok.engine.assemble import AllocatingBackend, assemble, measure
 from potok.engine.fingerprint import Fingerprint
+from potok.engine.journal import check_place
 from potok.engine.machine import read_machine
 from potok.engine.serve import Engine
 from potok.model.precision import ActivationRule, activation_of
@@ -28,6 +29,8 @@ def build_engine(
     file = GGUFFile.open(config.model)
     model = read_config(file)
     resolve.check(config, model.context_length)
+    if config.journal:
+        check_place(config.journal)
     fingerprint = Fingerprint(config) if config.prefix_cache_dir else None
     machine = read_machine()
     threads = resolve.threads(config.threads, machine)

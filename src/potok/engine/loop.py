@@ -10,7 +10,6 @@ from typing import NamedTuple, Protocol
 from potok.backends.api import Backend, Sampled
 from potok.backends.inputs import pack
 from potok.core.batch import Batch, Delta
-from potok.core.describe import top_prefixes
 from potok.core.radix import Domain
 from potok.core.request import Request
 from potok.core.scheduler import Reject, Scheduler
@@ -51,15 +50,19 @@ class Connection(Protocol):
 
 
 class Live(NamedTuple):
-    """What the loop keeps of a live request; all else is the scheduler's."""
+    """What the loop keeps of a live request; all else is the scheduler's, also what `request` holds.
+
+    prompt: begins with the prompt; what follows is the scheduler's.
+    """
 
     sampling: Sampling
     row: RowState
     request: Request
+    prompt: array[int]
 
 
 #: In the place of requests that have ended and are computed on as padding.
-NOBODY = Live(Sampling(), RowState(Sampling(), ()), Request(-1, array("i"), 0, 0))
+NOBODY = Live(Sampling(), RowState(Sampling(), ()), Request(-1, array("i"), 0, 0), array("i"))
 
 
 class EngineLoop:
@@ -111,7 +114,7 @@ class EngineLoop:
             request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids, domain, rate_until)
             reject = self._scheduler.submit(request)
         if reject is None:
-            self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt), request)
+            self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt), request, tokens)
         else:
             self._refused.append(Chunk(message.id, [], Finish.ERROR, error=reject.message, param=reject.param))
 
@@ -121,10 +124,10 @@ class EngineLoop:
         want_hashes = False
         for segment in batch.segments:
             if segment.num_rows:
-                sampling, row, request = self._live.get(segment.id, NOBODY)
+                sampling, row, _, prompt = self._live.get(segment.id, NOBODY)
                 want_hashes |= sampling.logit_hash
                 for position in segment.rate:
-                    states.append(rating(request.tokens[position + 1], sampling.prompt_logprobs))
+                    states.append(rating(prompt[position + 1], sampling.prompt_logprobs))
                     positions.append(position + 1)
                 if segment.sample:
                     states.append(row)
@@ -150,7 +153,7 @@ class EngineLoop:
 
     def _chunk(self, delta: Delta, sampled: Sampled | None) -> Chunk:
         """sampled: of the step that gave the delta; None: it was no step."""
-        sampling, row, request = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
+        sampling, row, request, _ = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
         if delta.token is None or sampled is None:
             error = "the model's output for this request was not finite" if delta.finish is Finish.ERROR else None
             return Chunk(delta.id, [], delta.finish, error=error)
@@ -160,7 +163,7 @@ class EngineLoop:
         return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=request.cached)
 
     def _describe(self, asked: DescribeCache) -> list[CachedPrefix]:
-        found = top_prefixes(self._scheduler.cache.tree, asked.top, asked.namespace)
+        found = self._scheduler.top_prefixes(asked.top, asked.namespace)
         return [
             CachedPrefix([] if domain.salt else head, num_tokens, num_blocks, hits, domain.namespace, bool(domain.salt))
             for domain, head, num_tokens, num_blocks, hits in found

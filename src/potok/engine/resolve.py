@@ -75,6 +75,13 @@ def check(config: EngineConfig, context_length: int) -> None:
         raise LoadError("prefix_cache_dir is given, but prefix caching is switched off; leave out one of them.")
     if not 0 < config.swap_space < inf:
         raise LoadError(f"swap_space must be more than 0 GiB, not {config.swap_space}.")
+    if config.journal_redact and not config.journal:
+        raise LoadError("journal_redact is given, but no journal; name a file with --journal.")
+    if config.journal_redact and config.prefix_cache_dir:
+        raise LoadError(
+            "journal_redact hides token ids from the scheduler, but prefix_cache_dir names blocks on disk by them; "
+            "leave out one of them."
+        )
     if config.max_model_len == 1:
         raise LoadError("max_model_len must be at least 2: one token of prompt and one of output.")
     if config.max_model_len > context_length:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from potok.backends.api import Backend
 from potok.core.scheduler import Scheduler
+from potok.engine.journal import Journal
 from potok.engine.loop import Connection, EngineLoop
 from potok.engine.tier_store import NoStore, Store
 from potok.errors import LoadError
@@ -25,6 +26,12 @@ class Engine:
     backend: Backend
     info: EngineInfo
     store: Store = field(default_factory=NoStore)  # of the scheduler's second tier
+    journal: Journal | None = None  # of the scheduler's calls
+
+    def close(self) -> None:
+        self.store.close()
+        if self.journal is not None:
+            self.journal.close()
 
 
 def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
@@ -35,7 +42,7 @@ def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
         try:
             EngineLoop(engine.scheduler, engine.backend, connection, engine.store).run()
         finally:
-            engine.store.close()
+            engine.close()
     except LoadError as error:
         connection.send(Failed(str(error)))
         return EXIT_LOAD

@@ -20,5 +20,7 @@ class Settings(TypedDict, total=False):
     enable_prefix_caching: bool
     capacity_policy: str
     schedule_policy: str
+    journal: str
+    journal_redact: bool
     prefix_cache_dir: str
     swap_space: float
