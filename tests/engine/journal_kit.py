@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import sys
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import msgspec
+
+from potok.core.batch import Delta
 from potok.core.radix import Domain
 from potok.core.request import Request
 from potok.core.scheduler import Limits, Scheduler
@@ -24,15 +29,23 @@ SALT, NAMESPACE = "grains of salt", "alice in chains"
 TIER = TierSettings(num_slots=48, found=[(bytes([i]) * 16, i) for i in range(5)], read_us=10.0, token_us=100.0)
 
 
-def settings(tier: TierSettings | None = None, policy: str = "fcfs") -> SchedulerSettings:
+def settings(**changes: Any) -> SchedulerSettings:
     """A pool that is far too small."""
-    return SchedulerSettings(
+    usual = SchedulerSettings(
         limits=Limits(max_num_seqs=64, max_num_batched_tokens=256, max_model_len=200, block_size=4),
         num_blocks=200,
         prefix_caching=True,
-        policy=policy,
-        tier=tier,
+        policy="fcfs",
+        batching="continuous",
+        padding_rows=True,
+        max_wait_us=20_000,
+        max_tokens_per_batch=0,
+        delay_factor=0.0,
+        target_us=15_000,
+        token_us=50.0,
+        tier=None,
     )
+    return msgspec.structs.replace(usual, **changes)
 
 
 @dataclass
@@ -42,16 +55,18 @@ class Afternoon:
     requests: int = 400
     seed: int = 0
 
-    def play(self, scheduler: Scheduler) -> list[tuple[int, list[int]]]:
-        """Everything that the scheduler made of it: for each delta the request and its token."""
+    def play(self, scheduler: Scheduler) -> list[Delta]:
+        """Everything that came of it."""
         rng = Random(self.seed)
         preambles = [[rng.randrange(VOCAB) for _ in range(rng.randrange(24))] for _ in range(9)]
         ids = (STOP, -1, *range(200))
         under_way: list[Transfer] = []
-        answers: list[tuple[int, list[int]]] = []
+        answers: list[Delta] = []
         now, next_id = 1_000_000, 1
         while True:
-            for _ in range(rng.choice((0, 3, 9, 16)) if len(scheduler.waiting) < 40 and next_id <= self.requests else 0):
+            for _ in range(
+                rng.choice((0, 3, 9, 16)) if len(scheduler.waiting) < 40 and next_id <= self.requests else 0
+            ):
                 scheduler.submit(request(next_id, rng, rng.choice(preambles), now))
                 next_id += 1
             if rng.random() < 0.1:
@@ -61,19 +76,22 @@ class Afternoon:
             scheduler.transferred([Done(t.id, rng.random() < 0.8, rng.randrange(100)) for t in ended])
             batch = scheduler.schedule(now)
             under_way += scheduler.take_transfers()
+            deltas = scheduler.take_ended()
             if batch is not None:
                 if rng.random() < 0.05:
                     scheduler.cancel(rng.choice(batch.segments).id)
                 sampled = [rng.choice(ids) for _ in range(batch.num_sampled)]
-                deltas = scheduler.commit(batch, sampled, rng.randrange(100, 20_000))
-                answers += [(d.id, [] if d.token is None else [d.token]) for d in deltas]
-            elif next_id > self.requests and not (scheduler.waiting or scheduler.running or under_way):
+                deltas += scheduler.commit(batch, sampled, rng.randrange(100, 20_000))
+            answers += deltas
+            if batch is None and next_id > self.requests and not (scheduler.waiting or scheduler.running or under_way):
                 return answers
             now += rng.randrange(100, 40_000)
 
 
 def request(id: int, rng: Random, preamble: list[int], now: int) -> Request:
-    tokens = array("i", preamble[: rng.randrange(len(preamble) + 1)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(10))])
+    tokens = array(
+        "i", preamble[: rng.randrange(len(preamble) + 1)] + [rng.randrange(VOCAB) for _ in range(rng.randrange(10))]
+    )
     domain = Domain(namespace=rng.choice(("", "", NAMESPACE, "bob")), salt=rng.choice(("", "", "", SALT)))
     return Request(
         id,
@@ -91,7 +109,7 @@ def request(id: int, rng: Random, preamble: list[int], now: int) -> Request:
     )
 
 
-def record(path: Path, afternoon: Afternoon, settings: SchedulerSettings, *, redacted: bool = False) -> list[tuple[int, list[int]]]:
+def record(path: Path, afternoon: Afternoon, settings: SchedulerSettings, *, redacted: bool = False) -> list[Delta]:
     """Writes the journal of an afternoon; returns its answers."""
     journal, _ = create(str(path), settings, redacted)
     scheduler: RecordedScheduler
@@ -108,3 +126,7 @@ def record(path: Path, afternoon: Afternoon, settings: SchedulerSettings, *, red
 
 def replayed(data: bytes) -> Replayed:
     return replay(JournalReader(io.BytesIO(data), "it"))
+
+
+if __name__ == "__main__":  # a writer that goes on until it is killed
+    record(Path(sys.argv[1]), Afternoon(requests=10**9), settings())

@@ -40,6 +40,12 @@ DIGEST_BYTES = 8
 SUM_CHARS = 8
 
 
+class Version(msgspec.Struct, frozen=True):
+    """The part of a header that every version has."""
+
+    version: str
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """version: of potok. started: UTC. redacted: every token id stands for another."""
 
@@ -162,6 +168,8 @@ class Journal:
             self._file = None
 
     def _add(self, line: Header | Record) -> None:
+        if self._file is None:
+            return
         text = self._encoder.encode(line)
         self._sum = zlib.crc32(text, self._sum)
         self._lines += b"%08x %b\n" % (self._sum, text)
@@ -248,16 +256,16 @@ class JournalReader:
             raise LoadError(f"{name} cannot be read: {error}.") from None
         if text is None:
             raise LoadError(f"{name} is a journal without anything in it.")
-        version = msgspec.json.decode(text).get("version")
-        if version != __version__:
-            raise LoadError(
-                f"{name} was written by potok {version}, and this is {__version__}, which may decide otherwise; "
-                f"replay it with potok {version}."
-            )
         try:
+            version = msgspec.json.decode(text, type=Version).version
+            if version != __version__:
+                raise LoadError(
+                    f"{name} was written by potok {version}, and this is {__version__}, which may decide otherwise; "
+                    f"replay it with potok {version}."
+                )
             self.header = msgspec.json.decode(text, type=Header)
-        except msgspec.ValidationError as error:
-            raise LoadError(f"{name} was written by another build of potok {version}: {error}.") from None
+        except msgspec.DecodeError as error:
+            raise LoadError(f"{name} was written by another build of potok: {error}.") from None
 
     def records(self) -> Iterator[Record]:
         """Each with its `shares`. Raises Damaged."""
@@ -266,7 +274,7 @@ class JournalReader:
         while (text := self._next()) is not None:
             try:
                 record = decoder.decode(text)
-            except msgspec.ValidationError as error:
+            except msgspec.DecodeError as error:
                 raise Damaged(f"line {self.line} is no record: {error}") from None
             before = record.shares or before
             yield msgspec.structs.replace(record, shares=before)

@@ -99,14 +99,18 @@ class RedactedScheduler(RecordedScheduler):
 
     def commit(self, batch: Batch, sampled_ids: Sequence[int], step_us: int) -> list[Delta]:
         """batch: as schedule() has given it; what is in flight is the same with hidden ids."""
-        hidden, shown = self._mask.hidden, self._mask.shown
-        flight = self.flight
+        hidden, flight = self._mask.hidden, self.flight
         assert flight is not None and flight.step == batch.step, "only the step in flight can be committed"
-        ids = [id if id < 0 else hidden[id] for id in sampled_ids]
-        deltas = super().commit(flight, ids, step_us)
-        return [Delta(id, None if token is None else shown[token], finish, row) for id, token, finish, row in deltas]
+        return self._show(super().commit(flight, [id if id < 0 else hidden[id] for id in sampled_ids], step_us))
+
+    def take_ended(self) -> list[Delta]:
+        return self._show(super().take_ended())
 
     def top_prefixes(self, top: int, namespace: str | None = None) -> list[Prefix]:
         mask = self._mask
         found = super().top_prefixes(top, None if namespace is None else mask.hide_namespace(namespace))
         return [p._replace(domain=mask.show_domain(p.domain), head=[mask.shown[id] for id in p.head]) for p in found]
+
+    def _show(self, deltas: list[Delta]) -> list[Delta]:
+        shown = self._mask.shown
+        return [Delta(id, None if token is None else shown[token], finish, row) for id, token, finish, row in deltas]

@@ -47,10 +47,11 @@ def replay(reader: JournalReader, on_call: Callable[[], None] = lambda: None) ->
     started_us = None
     try:
         for record in reader.records():
+            step = scheduler.counters.steps + 1
             found, batch = _make(record.call, scheduler)
             if found != record.came:
                 replayed.difference = [
-                    f"line {reader.line}, step {scheduler.counters.steps + 1}: {shown(record.call)}",
+                    f"line {reader.line}, step {step}: {shown(record.call)}",
                     *_difference(record, found, batch),
                     "the calls before it:",
                     *(f"  {shown(call)}" for call in before),

@@ -29,9 +29,9 @@ class Engine:
     journal: Journal | None = None  # of the scheduler's calls
 
     def close(self) -> None:
-        self.store.close()
         if self.journal is not None:
             self.journal.close()
+        self.store.close()
 
 
 def serve_engine(connection: Connection, build: Callable[[], Engine]) -> int:
