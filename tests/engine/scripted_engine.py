@@ -12,6 +12,7 @@ from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
 from potok.engine.assemble import assemble
+from potok.engine.probe import Speed
 from potok.engine.process import run
 from potok.engine.serve import Engine
 from potok.errors import LoadError
@@ -38,7 +39,7 @@ def build(kind: str) -> Engine:
         **({"on_step": hang} if kind == "hang" else {}),  # type: ignore[arg-type]
     )
     config = EngineConfig(model="", kv_cache_memory=256 * 32 * 4, max_num_batched_tokens=128)
-    return assemble(config, backend, memory=2**30, notes=[f"pid {os.getpid()}"], probe=lambda _: 0.001)
+    return assemble(config, backend, memory=2**30, notes=[f"pid {os.getpid()}"], probe=lambda _: Speed(1e-3))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
 from potok.core.policy import LongestPrefix, Policy
-from potok.engine.assemble import PROBE_TOKENS, WARM_UP_TOKENS, assemble, measure
+from potok.engine.assemble import assemble
+from potok.engine.probe import PROMPT_TOKENS, WARM_UP_TOKENS, Speed, measure
 from potok.errors import LoadError
 
 MIB = 2**20
@@ -20,14 +21,26 @@ MIB = 2**20
 def test_the_probe_measures_prompt_tokens() -> None:
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB, seconds_per_token=1e-3)
     backend.allocate(8, 256)
-    assert 1e-3 <= measure(backend) < 1.5e-3
+    speed = measure(backend)
+    assert 1e-3 <= speed.token_s < 1.5e-3
+    assert [step.rows for step in speed.steps] == [8] and 8e-3 <= speed.steps[0].seconds < 12e-3
+
+
+def test_rows_are_doubled_until_that_gains_nothing() -> None:
+    # 10 ms a step and 0.1 ms a row: 16 rows do 1380 a second, 32 do 2424, 64 do 3902, 128 do 5614, 256 do 7191.
+    backend = ScriptedBackend(remember_all, vocab_size=VOCAB, seconds_per_step=0.01, seconds_per_token=1e-4)
+    backend.allocate(300, 256)
+    assert [step.rows for step in measure(backend).steps] == [8, 16, 32, 64, 128, 256]
+    steady = ScriptedBackend(remember_all, vocab_size=VOCAB, seconds_per_token=1e-3)
+    steady.allocate(300, 256)
+    assert [step.rows for step in measure(steady).steps] == [8, 16]
 
 
 @pytest.mark.parametrize(
     ("seconds_per_token", "num_blocks", "steps"),
     [
-        (1e-6, 8, [WARM_UP_TOKENS, PROBE_TOKENS]),
-        (5e-3, 8, [WARM_UP_TOKENS]),  # slow: a long step would only make the start longer
+        (1e-6, 8, [WARM_UP_TOKENS, PROMPT_TOKENS, 8, 8]),
+        (5e-3, 8, [WARM_UP_TOKENS, 8, 8]),  # slow: a long step would only make the start longer
         (1e-6, 2, [WARM_UP_TOKENS, 32]),  # only blocks that exist
     ],
 )
@@ -49,8 +62,10 @@ def test_the_probe_is_short(seconds_per_token: float, num_blocks: int, steps: li
 
 def test_the_budget_follows_the_probe_and_every_setting_has_a_note() -> None:
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB, context_length=512)
-    engine = assemble(EngineConfig(model=""), backend, memory=MIB, notes=["threads 1: test"], probe=lambda _: 1e-3)
-    assert engine.info.max_num_batched_tokens == engine.scheduler.limits.max_num_batched_tokens == 80
+    engine = assemble(
+        EngineConfig(model=""), backend, memory=MIB, notes=["threads 1: test"], probe=lambda _: Speed(1e-3)
+    )
+    assert engine.info.max_num_batched_tokens == engine.scheduler.limits.max_num_batched_tokens == 288
     assert engine.info.num_blocks == backend.info.num_blocks == engine.scheduler.pool.num_blocks
     assert engine.info.max_model_len == 512
     for name in ("threads", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory"):
@@ -69,7 +84,7 @@ def test_the_budget_follows_the_probe_and_every_setting_has_a_note() -> None:
 )
 def test_how_memory_is_shared(settings: dict, caching: bool, no_evict: bool, notes: list[str]) -> None:
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB)
-    engine = assemble(EngineConfig(model="", **settings), backend, memory=MIB, notes=[], probe=lambda _: 1e-3)
+    engine = assemble(EngineConfig(model="", **settings), backend, memory=MIB, notes=[], probe=lambda _: Speed(1e-3))
     assert (engine.scheduler.cache.enabled, engine.scheduler.limits.no_evict) == (caching, no_evict)
     assert type(engine.scheduler.policy) is (LongestPrefix if "schedule_policy" in settings else Policy)
     said = [note for note in engine.info.notes if note.startswith(("prefix", "capacity", "schedule"))]

@@ -18,6 +18,7 @@ from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
 from potok.engine.assemble import assemble
 from potok.engine.local import LocalEngine
+from potok.engine.probe import Speed
 from potok.errors import EngineDead
 from potok.finish import Finish
 from potok.protocol import Chunk, Sampling
@@ -41,7 +42,7 @@ class Reply:
 def local(**options: object) -> LocalEngine:
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB, block_size=16, **options)  # type: ignore[arg-type]
     config = EngineConfig(model="", block_size=16, kv_cache_memory=64 * 16 * 4, max_num_batched_tokens=64)
-    return LocalEngine(assemble(config, backend, memory=2**30, notes=[], probe=lambda _: 1e-3))
+    return LocalEngine(assemble(config, backend, memory=2**30, notes=[], probe=lambda _: Speed(1e-3)))
 
 
 def ask(engine: LocalEngine, prompt: list[int], max_tokens: int) -> Reply:

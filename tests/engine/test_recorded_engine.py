@@ -23,6 +23,7 @@ from potok.engine.assemble import DISK_BYTES_PER_US, assemble
 from potok.engine.build import build_engine
 from potok.engine.client import EngineClient
 from potok.engine.journal import JournalReader
+from potok.engine.probe import Speed
 from potok.engine.scheduling import SchedulerSettings, TierSettings
 from potok.engine.serve import EXIT_BUG, Engine, serve_engine
 from potok.errors import LoadError
@@ -73,7 +74,7 @@ def scripted(**options: Any) -> Engine:
     config = EngineConfig(
         model="", block_size=B, kv_cache_memory=16 * B * 4, max_num_batched_tokens=64, max_num_seqs=8, **options
     )
-    return assemble(config, backend, memory=2**30, notes=[], probe=lambda _: 1e-3)
+    return assemble(config, backend, memory=2**30, notes=[], probe=lambda _: Speed(1e-3))
 
 
 def conversation() -> list[list[ToEngine]]:

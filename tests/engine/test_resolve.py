@@ -9,6 +9,7 @@ import pytest
 from potok.config import EngineConfig
 from potok.engine import resolve
 from potok.engine.machine import Machine
+from potok.engine.probe import StepTime
 from potok.errors import LoadError
 
 GIB = 2**30
@@ -148,26 +149,45 @@ def test_following_the_advice_of_a_refusal_helps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "seconds_per_token", "expected"),
+    ("asked", "seconds_per_token", "target_ms", "expected"),
     [
-        (0, 1e-3, 80),
-        (0, 0.95e-3, 80),  # 84 tokens fit; a multiple of 16
-        (0, 1e-2, 32),
-        (0, 1e-6, 2048),
-        (0, 0.08 / 512, 512),
-        (1, 1e-3, 1),
-        (5000, 1e-3, 5000),
+        (0, 1e-3, 0, 80),
+        (0, 0.95e-3, 0, 80),  # 84 tokens fit; a multiple of 16
+        (0, 1e-2, 0, 32),
+        (0, 5e-2, 0, 32),
+        (0, 1e-6, 0, 2048),
+        (0, 0.08 / 512, 0, 512),
+        (0, 1e-3, 100, 288),  # three targets: 300 tokens
+        (0, 1e-1, 100, 32),
+        (1, 1e-3, 100, 1),
+        (5000, 1e-3, 0, 5000),
     ],
 )
-def test_budget(asked: int, seconds_per_token: float, expected: int) -> None:
-    choice = resolve.budget(asked, seconds_per_token)
+def test_budget(asked: int, seconds_per_token: float, target_ms: float, expected: int) -> None:
+    choice = resolve.budget(asked, seconds_per_token, 8, target_ms)
     assert choice.value == expected
     assert choice.note.startswith(f"max_num_batched_tokens {expected}: ")
+
+
+def test_prompts_never_keep_anybody_from_decoding() -> None:
+    choice = resolve.budget(0, 1e-2, 100, 100)
+    assert choice.value == 200 and "twice max_num_seqs" in choice.note
 
 
 def test_max_num_seqs() -> None:
     assert resolve.max_num_seqs(0).value == 128
     assert resolve.max_num_seqs(3) == (3, "max_num_seqs 3: as asked")
+
+
+def test_max_num_seqs_is_where_throughput_stops_growing_or_what_keeps_the_target() -> None:
+    steps = [StepTime(8, 0.010), StepTime(16, 0.016), StepTime(32, 0.0300), StepTime(64, 0.0599)]
+    knee = resolve.max_num_seqs(0, steps)
+    assert knee.value == 32 and "32 at once reach 1068 tokens/s" in knee.note
+    wide = resolve.max_num_seqs(0, steps, 100.0)
+    assert wide.value == 80 and "80 keep target_itl_ms 100" in wide.note  # 75 ms at 1068 a second
+    slow = [StepTime(8, 0.080), StepTime(16, 0.155)]
+    assert resolve.max_num_seqs(0, slow, 100.0).value == 8
+    assert resolve.max_num_seqs(0, [StepTime(8, 1e-6)], 100.0).value == 256
 
 
 def test_weights_that_do_not_fit_are_refused_with_both_numbers() -> None:

@@ -24,6 +24,7 @@ from potok.engine.fingerprint import Fingerprint
 from potok.engine.host import EngineProcess
 from potok.engine.local import LocalEngine
 from potok.engine.loop import HEARTBEAT_SECONDS, EngineLoop
+from potok.engine.probe import Speed
 from potok.engine.serve import Engine
 from potok.errors import LoadError
 from potok.protocol import Chunk, FromEngine, Sampling, Shutdown, Step, Submit, ToEngine
@@ -35,7 +36,9 @@ B = 16
 def build(folder: Path | str, fingerprint: str = "f") -> Engine:
     backend = ScriptedBackend(remember_all, vocab_size=VOCAB, block_size=B)
     config = EngineConfig(model="", kv_cache_memory=64 * B * 4, block_size=B, prefix_cache_dir=str(folder))
-    return assemble(config, backend, memory=2**30, notes=[], probe=lambda _: 1e-3, fingerprint=lambda: fingerprint)
+    return assemble(
+        config, backend, memory=2**30, notes=[], probe=lambda _: Speed(1e-3), fingerprint=lambda: fingerprint
+    )
 
 
 def answer(engine: Engine, prompt: Sequence[int] = PROMPT) -> Chunk:

@@ -9,6 +9,7 @@ from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
 from potok.engine.assemble import assemble
 from potok.engine.local import LocalEngine
+from potok.engine.probe import Speed
 
 FIRST, COUNT = 1000, 40_000  # ids that the script uses: no control tokens
 CONTEXT = 512
@@ -41,4 +42,4 @@ def local_engine(backend: ScriptedBackend, *, max_num_seqs: int = 16) -> LocalEn
         kv_cache_memory=512 * 16 * 4,
         block_size=16,
     )
-    return LocalEngine(assemble(config, backend, memory=2**30, notes=[], probe=lambda _: 1e-3))
+    return LocalEngine(assemble(config, backend, memory=2**30, notes=[], probe=lambda _: Speed(1e-3)))

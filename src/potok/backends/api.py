@@ -52,3 +52,14 @@ class Backend(Protocol):
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
         """Computes the plan for the step's tokens, writes their KV, samples the asked rows. Releases the GIL."""
         ...
+
+
+class AllocatingBackend(Backend, Protocol):
+    """A backend whose weights are loaded. `info.num_blocks` counts after `allocate`."""
+
+    def allocate(self, num_blocks: int, max_model_len: int) -> None:
+        """Takes the KV memory. Called once, before the first step."""
+
+    def kv_block(self, block: int) -> memoryview:
+        """The memory of one block, as long as any other's; writable."""
+        ...

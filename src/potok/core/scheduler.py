@@ -208,7 +208,6 @@ class Scheduler:
 
         pending = sum([r.pending for r in prompts])
         share = self.limits.max_num_batched_tokens - min(self._prompt_share(), pending)
-        timed = self.target_us > 0 and len(decoding) > 0
         decoding += self.ghosts
         if len(decoding) > share:
             decoding = sorted(decoding, key=LEAST_RECENTLY_SERVED)[:share]
@@ -221,7 +220,7 @@ class Scheduler:
         decode_context = sum([s.start for s in segments]) + len(segments)
         alone = Work(len(segments), len(segments), decode_context, 0)
         work = alone
-        for request, n in self._portions(prompts, pending, timed, alone):
+        for request, n in self._portions(prompts, pending, alone):
             segment = self._segment(request, n)
             segments.append(segment)
             self._flying.append(request)
@@ -411,7 +410,7 @@ class Scheduler:
     def _room(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Room:
         backlog = sum([r.pending for r in prompts])
         total = max(self.limits.max_num_batched_tokens - len(decoding) - len(self.ghosts), self._prompt_share())
-        if decoding and self.target_us:
+        if self.target_us:
             context = sum([r.computed for r in decoding]) + len(decoding)
             us = self._prompt_time(Work(len(decoding), len(decoding), context, 0))
             total = max(1, min(total, self.cost.tokens_in(us, prompts[0].computed if prompts else 0)))
@@ -426,18 +425,17 @@ class Scheduler:
         """Microseconds of a step that prompts may add to what those who decode take alone.
 
         Nine of ten steps are to keep the target, so the aim is a little below it. When decoding alone takes all of it,
-        prompts still get as long as the shortest step takes: else they would wait for the machine to be idle.
+        prompts still get as long as the shortest step takes: else they would wait for the machine to be idle. When
+        nobody decodes, the step makes those wait only who come during it, and takes two targets.
         """
+        if not alone.rows:
+            return 2 * self.target_us / self.cost.spread
         return max(self.target_us / self.cost.spread - self.cost.step_us(alone), self.cost.idle_us())
 
-    def _portions(
-        self, prompts: Sequence[Request], pending: int, timed: bool, alone: Work
-    ) -> list[tuple[Request, int]]:
-        """Which tokens of prompts the step computes. pending: of all of them. alone: the step without them.
-
-        timed: somebody decodes, and the step is to keep the target.
-        """
+    def _portions(self, prompts: Sequence[Request], pending: int, alone: Work) -> list[tuple[Request, int]]:
+        """Which tokens of prompts the step computes. pending: of all of them. alone: the step without them."""
         tokens = self.limits.max_num_batched_tokens - alone.rows
+        timed = self.target_us > 0
         if timed and self.cost.step_us(alone) > self.target_us:
             self.counters.slow_steps += 1
         if not prompts or tokens <= 0:

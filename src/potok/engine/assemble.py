@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from array import array
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from potok.backends.api import Backend
-from potok.backends.inputs import pack
+from potok.backends.api import AllocatingBackend
 from potok.config import GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
-from potok.core.batch import Batch, Segment
 from potok.core.radix import BYTES
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine import resolve
 from potok.engine.journal import Journal, create
+from potok.engine.probe import Speed
 from potok.engine.recorded import RecordedScheduler
 from potok.engine.redacted import Mask, RedactedScheduler
 from potok.engine.scheduling import SchedulerSettings, TierSettings, build_scheduler
 from potok.engine.serve import Engine
 from potok.engine.tier_store import Locked, NoStore, Store, TierStore
 from potok.errors import LoadError
-from potok.protocol import EngineInfo, Sampling
-from potok.sampling.state import RowState, build_rows
+from potok.protocol import EngineInfo
 
-PROBE_TOKENS = 64
-WARM_UP_TOKENS = 16
-PROBE_SECONDS = 0.2
 #: What reading a block is taken to cost before any has been read: a modest disk.
 DISK_BYTES_PER_US = 500
-
-
-class AllocatingBackend(Backend, Protocol):
-    """A backend whose weights are loaded. `info.num_blocks` counts after `allocate`."""
-
-    def allocate(self, num_blocks: int, max_model_len: int) -> None:
-        """Takes the KV memory. Called once, before the first step."""
-
-    def kv_block(self, block: int) -> memoryview:
-        """The memory of one block, as long as any other's; writable."""
-        ...
 
 
 def assemble(
@@ -48,24 +30,25 @@ def assemble(
     *,
     memory: int,
     notes: list[str],
-    probe: Callable[[AllocatingBackend], float],
+    probe: Callable[[AllocatingBackend], Speed],
     fingerprint: Callable[[], str] = lambda: "",
 ) -> Engine:
-    """memory: bytes available now. notes: of what has been resolved before. probe: runs steps, tells seconds per token.
+    """memory: bytes available now. notes: of what has been resolved before. probe: runs steps, tells how fast they are.
     fingerprint: names what the KV depends on; called only when prefixes are to be kept.
 
     Raises LoadError when the settings, the model and the machine do not fit together.
     """
     info = backend.info
-    seqs = resolve.max_num_seqs(config.max_num_seqs)
-    pool = resolve.pool(config, seqs.value, info.context_length, info.kv_bytes_per_token, memory)
+    at_once = config.max_num_seqs or resolve.DEFAULT_MAX_NUM_SEQS  # before anything is measured
+    pool = resolve.pool(config, at_once, info.context_length, info.kv_bytes_per_token, memory)
     backend.allocate(pool.num_blocks, pool.max_model_len)
     named = fingerprint() if config.prefix_cache_dir else ""  # before the probe, which wants the cores for itself
-    seconds_per_token = probe(backend)
-    budget = resolve.budget(config.max_num_batched_tokens, seconds_per_token)
+    speed = probe(backend)
+    seqs = resolve.max_num_seqs(config.max_num_seqs, speed.steps, config.target_itl_ms)
+    budget = resolve.budget(config.max_num_batched_tokens, speed.token_s, seqs.value, config.target_itl_ms)
     no_evict = config.capacity_policy == GUARANTEED_NO_EVICT
     limits = Limits(seqs.value, budget.value, pool.max_model_len, config.block_size, no_evict)
-    second = open_tier(config, backend, named, seconds_per_token)
+    second = open_tier(config, backend, named, speed.token_s)
     settings = SchedulerSettings(
         limits=limits,
         num_blocks=pool.num_blocks,
@@ -77,7 +60,7 @@ def assemble(
         max_tokens_per_batch=config.max_tokens_per_batch,
         delay_factor=config.scheduler_delay_factor,
         target_us=round(config.target_itl_ms * 1000),
-        token_us=seconds_per_token * 1e6,
+        token_us=speed.token_s * 1e6,
         tier=second.settings,
     )
     try:
@@ -154,28 +137,3 @@ def open_tier(
     )
     found = f"{len(store.found)} of {store.num_slots} blocks are there, {len(store.found) * size} tokens"
     return SecondTier(settings, store, [f"prefix_cache_dir {folder}, {resolve.size(num_bytes)}: {found}"])
-
-
-def measure(backend: AllocatingBackend) -> float:
-    """Seconds per prompt token, from steps on blocks that nobody uses yet. It warms everything up, too.
-
-    The second, longer step comes closer to what a full step costs; on a slow machine it is left out.
-    """
-    num_tokens = min(PROBE_TOKENS, backend.info.num_blocks * backend.info.block_size, backend.info.context_length)
-    warm_up = min(WARM_UP_TOKENS, num_tokens)
-    per_token = _time_prompt(backend, warm_up) / warm_up
-    if per_token * num_tokens <= PROBE_SECONDS:
-        per_token = min(per_token, _time_prompt(backend, num_tokens) / num_tokens)
-    return per_token
-
-
-def _time_prompt(backend: AllocatingBackend, num_tokens: int) -> float:
-    """Seconds of one step that computes a made-up prompt and samples after it."""
-    info = backend.info
-    tokens = array("i", (7919 * i % info.vocab_size for i in range(num_tokens)))
-    blocks = array("i", range(-(-num_tokens // info.block_size)))
-    inputs = pack(Batch(0, (Segment(0, 0, tokens, blocks, sample=True),)), info.block_size)
-    rows = build_rows([(RowState(Sampling(), tokens), num_tokens)], want_hashes=False)
-    started = time.perf_counter()
-    backend.step(inputs, rows)
-    return time.perf_counter() - started

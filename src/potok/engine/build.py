@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from potok.backends.api import AllocatingBackend
 from potok.backends.native.backend import NativeBackend
 from potok.config import EngineConfig
 from potok.engine import resolve
-from potok.engine.assemble import AllocatingBackend, assemble, measure
+from potok.engine.assemble import assemble
 from potok.engine.fingerprint import Fingerprint
 from potok.engine.journal import check_place
 from potok.engine.machine import read_machine
+from potok.engine.probe import Speed, measure
 from potok.engine.serve import Engine
 from potok.model.precision import ActivationRule, activation_of
 from potok.weights.gguf import GGUFFile
@@ -48,7 +50,7 @@ def build_engine(
     file.release_memory()
     loaded = f"weights loaded in {time.monotonic() - started:.2f} s"
 
-    def probe(backend: AllocatingBackend) -> float:
+    def probe(backend: AllocatingBackend) -> Speed:
         quiet()
         return measure(backend)
 

@@ -6,17 +6,27 @@ a sentence that names the setting.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from potok.config import CAPACITY_POLICIES, GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
 from potok.engine.machine import Machine
+from potok.engine.probe import StepTime
 from potok.errors import LoadError
 from potok.model.precision import KV_DTYPES
 
 BLOCK_SIZES = (16, 32, 64)
 DEFAULT_MAX_NUM_SEQS = 128
+MOST_SEQS = 256
+SEQS_MULTIPLE = 8
+#: Of the best throughput, what counts as reached.
+KNEE = 0.95
+#: Steps of decoding should take this part of the target, so that prompts and long contexts find the rest.
+TARGET_PART = 0.75
+#: A step without anybody who decodes takes two targets (potok.core.scheduler); once more for a slow start.
+TARGETS_OF_A_STEP = 3
 #: Of the memory that is left when the weights are loaded, the KV pool takes this part.
 KV_SHARE = 0.5
 
@@ -112,10 +122,24 @@ def check_weights(weight_bytes: int, available: int) -> None:
         )
 
 
-def max_num_seqs(asked: int) -> Choice:
+def max_num_seqs(asked: int, steps: Sequence[StepTime] = (), target_ms: float = 0) -> Choice:
+    """Where throughput stops growing, or above that as far as steps keep the target.
+
+    Beyond the first, more requests at once get no more tokens out of the machine. But those that run have their first
+    token early, and those that wait do not, so as many run as leave each its pace. steps: measured, ascending.
+    """
     if asked:
         return Choice(asked, f"max_num_seqs {asked}: as asked")
-    return Choice(DEFAULT_MAX_NUM_SEQS, f"max_num_seqs {DEFAULT_MAX_NUM_SEQS}: default")
+    if not steps:
+        return Choice(DEFAULT_MAX_NUM_SEQS, f"max_num_seqs {DEFAULT_MAX_NUM_SEQS}: default")
+    rates = [step.rows / step.seconds for step in steps]
+    knee = next(step.rows for step, rate in zip(steps, rates, strict=True) if rate >= KNEE * max(rates))
+    within = int(TARGET_PART * target_ms / 1e3 * rates[-1]) // SEQS_MULTIPLE * SEQS_MULTIPLE
+    value = min(max(knee, within), MOST_SEQS)
+    note = f"max_num_seqs {value}: {knee} at once reach {max(rates):.0f} tokens/s, and more do not raise that"
+    if value > knee:
+        note += f"; {value} keep target_itl_ms {target_ms:g}"
+    return Choice(value, note)
 
 
 def pool(config: EngineConfig, num_seqs: int, context_length: int, bytes_per_token: int, available: int) -> Pool:
@@ -177,14 +201,24 @@ def _model_len(asked: int, context_length: int, num_tokens: int) -> Choice:
     return Choice(context_length, f"max_model_len {context_length}: the model's context")
 
 
-def budget(asked: int, seconds_per_token: float) -> Choice:
-    """max_num_batched_tokens. seconds_per_token: measured on a prompt."""
+def budget(asked: int, seconds_per_token: float, num_seqs: int, target_ms: float) -> Choice:
+    """max_num_batched_tokens. seconds_per_token: measured on a prompt.
+
+    With a target, what a step computes is chosen step by step, and this bounds it only: it is generous, in case the
+    machine was busy when it was measured. At least twice num_seqs, so that prompts never keep anybody from decoding.
+    """
     if asked:
         return Choice(asked, f"max_num_batched_tokens {asked}: as asked")
-    fitting = int(STEP_SECONDS / seconds_per_token) // BUDGET_MULTIPLE * BUDGET_MULTIPLE
+    seconds = TARGETS_OF_A_STEP * target_ms / 1e3 or STEP_SECONDS
+    fitting = int(seconds / seconds_per_token) // BUDGET_MULTIPLE * BUDGET_MULTIPLE
     value = min(max(fitting, MIN_DERIVED_BUDGET), MAX_DERIVED_BUDGET)
     rate = f"{1 / seconds_per_token:.0f} prompt tokens/s measured"
-    return Choice(value, f"max_num_batched_tokens {value}: a step of about {value * seconds_per_token:.2f} s at {rate}")
+    note = f"a step of about {value * seconds_per_token:.2f} s at {rate}"
+    if value < 2 * num_seqs:
+        value, note = 2 * num_seqs, "twice max_num_seqs"
+    if target_ms:
+        note += f"; as many of them as target_itl_ms {target_ms:g} allows"
+    return Choice(value, f"max_num_batched_tokens {value}: {note}")
 
 
 def size(num_bytes: float) -> str:

@@ -7,14 +7,16 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 
+from potok.backends.api import AllocatingBackend
 from potok.config import EngineConfig
-from potok.engine.assemble import AllocatingBackend, assemble
+from potok.engine.assemble import assemble
 from potok.engine.client import EngineClient
 from potok.engine.ipc import EngineEnd
+from potok.engine.probe import Speed
 from potok.engine.serve import Engine, serve_engine
 from potok.protocol import FromEngine, Shutdown, ToEngine
 
-SECONDS_PER_TOKEN = 1e-3  # what the settings are derived from, instead of measuring
+SPEED = Speed(1e-3)  # what the settings are derived from, instead of measuring
 
 
 def threaded_client(
@@ -37,7 +39,7 @@ def threaded_client(
     )
 
     def build() -> Engine:
-        return assemble(config, backend, memory=2**40, notes=[], probe=lambda _: SECONDS_PER_TOKEN)
+        return assemble(config, backend, memory=2**40, notes=[], probe=lambda _: SPEED)
 
     return EngineClient(EngineThread(build))
 
