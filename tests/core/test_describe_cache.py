@@ -9,6 +9,8 @@ import pytest
 
 from potok.core.describe import HEAD_TOKENS, Prefix, tokens_of, top_prefixes
 from potok.core.radix import BYTES, Domain, RadixNode, RadixTree, key_of
+from potok.core.request import Request
+from potok.core.scheduler import Limits, Scheduler
 
 B = 4
 COMMON, ALICE = Domain(), Domain(namespace="alice", salt="s")
@@ -91,3 +93,14 @@ def test_a_large_tree_costs_no_long_pause() -> None:
     started = time.thread_time()
     top_prefixes(tree.tree, 1000)
     assert time.thread_time() - started < 0.5
+
+
+def test_a_scheduler_tells_of_its_own_cache() -> None:
+    scheduler = Scheduler(Limits(4, 64, 64, B), 16)
+    for id, domain in enumerate((COMMON, ALICE)):
+        scheduler.submit(Request(id, array("i", [id + 1] * 9), 9, 1, domain=domain))
+    while (batch := scheduler.schedule(0)) is not None:
+        scheduler.commit(batch, [7] * batch.num_sampled, 1)
+    assert scheduler.top_prefixes(1, "") == [Prefix(COMMON, [1] * 8, 8, 2, 0)]
+    assert {p.domain for p in scheduler.top_prefixes(5)} == {COMMON, ALICE}
+    assert len(scheduler.top_prefixes(1)) == 1

@@ -77,7 +77,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_five_thousand_requests_in_another_process(tmp_path: Path) -> None:
     path = tmp_path / "j"
-    record(path, Afternoon(5000), settings(policy="longest_prefix", tier=TIER))
+    record(path, Afternoon(5000), settings(policy="longest_prefix", num_blocks=140, tier=TIER))
     command = [sys.executable, "-c", "from potok.cli import main; main()", "replay", str(path)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONHASHSEED": "4711"}

@@ -49,16 +49,13 @@ class Mask:
         return array("i", self._show[tokens].tobytes())
 
     def hide_namespace(self, name: str) -> str:
-        hidden = self._name(b"namespace", name)
-        self._namespaces[hidden] = name
-        return hidden
+        return self._name(b"namespace", name)
 
     def hide_domain(self, domain: Domain) -> Domain:
-        return domain._replace(
-            adapter=self._name(b"adapter", domain.adapter),
-            namespace=self.hide_namespace(domain.namespace),
-            salt=self._name(b"salt", domain.salt),
-        )
+        namespace = self.hide_namespace(domain.namespace)
+        self._namespaces[namespace] = domain.namespace
+        adapter, salt = self._name(b"adapter", domain.adapter), self._name(b"salt", domain.salt)
+        return domain._replace(adapter=adapter, namespace=namespace, salt=salt)
 
     def show_domain(self, domain: Domain) -> Domain:
         """But for adapter and salt, of which only whether there is one can be told."""
