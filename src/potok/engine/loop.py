@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from array import array
 from collections.abc import Sequence
@@ -78,6 +79,7 @@ class EngineLoop:
         self._live: dict[int, Live] = {}
         self._refused: list[Chunk] = []
         self._rows = RowBuilder()
+        self._said_slow = False
 
     def run(self) -> None:
         """Serves until a Shutdown arrives. Sends one Step a turn; a turn without work is a heartbeat."""
@@ -102,6 +104,7 @@ class EngineLoop:
             if batch is not None:
                 chunks += self._step(batch)
             self._connection.send(Step(chunks, self._stats()))
+            self._say_once_that_it_is_slow()
             patience = self._patience(batch)
 
     def _accept(self, message: Submit) -> None:
@@ -208,6 +211,17 @@ class EngineLoop:
             slow_steps=counters.slow_steps,
             place_us=scheduler.place_us() if scheduler.waiting else 0,
         )
+
+    def _say_once_that_it_is_slow(self) -> None:
+        scheduler = self._scheduler
+        if scheduler.counters.slow_steps and not self._said_slow:
+            self._said_slow = True
+            logging.getLogger(__name__).warning(
+                "decoding alone takes longer than target_itl_ms %g with %d requests at once; "
+                "lower max_num_seqs, or raise the target",
+                scheduler.target_us / 1000,
+                len(scheduler.running),
+            )
 
     def _patience(self, batch: Batch | None) -> float:
         """How long to wait for messages before the next turn, in seconds."""
