@@ -13,7 +13,7 @@ from hand_fed import HandFedEngine
 from potok.errors import ClientError, EngineDead, ServerError
 from potok.finish import Finish
 from potok.frontend import FrontEnd, Generation, Piece
-from potok.params import SamplingParams, Sharing
+from potok.params import SamplingParams, Sharing, Terms
 from potok.protocol import TokenLogprobs
 
 A, B, CD, EF = 49, 50, 6998, 9434  # tokens of the default model: "A", "B", "CD", "EF"
@@ -233,10 +233,11 @@ def test_cancelling_while_the_prompt_is_rated(engine: HandFedEngine, frontend: F
     run(scenario())
 
 
-def test_who_may_share_goes_to_the_engine(engine: HandFedEngine, frontend: FrontEnd) -> None:
+def test_the_terms_of_a_call_go_to_the_engine(engine: HandFedEngine, frontend: FrontEnd) -> None:
     async def scenario() -> None:
-        frontend.generate(PROMPT, SamplingParams(n=2, temperature=1.0), "prompt", Sharing("alice", "salt"))
-        assert set(engine.sharing.values()) == {Sharing("alice", "salt")}
+        terms = Terms(Sharing("alice", "salt"), 0, 3, 4, 5, True)
+        frontend.generate(PROMPT, SamplingParams(n=2, temperature=1.0), "prompt", terms)
+        assert list(engine.terms.values()) == [terms, terms]
 
     run(scenario())
 

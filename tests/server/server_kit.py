@@ -16,6 +16,7 @@ import openai
 
 from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
+from potok.config import ServerConfig
 from potok.engine.client import EngineClient
 from potok.engine.thread import threaded_client
 from potok.frontend import FrontEnd, TextModel
@@ -142,7 +143,12 @@ def parse_events(raw: bytes) -> list[Any]:
 
 @contextmanager
 def serving(
-    text: TextModel, script: Script, *, api_keys: Sequence[tuple[str, str]] = (), **engine_settings: Any
+    text: TextModel,
+    script: Script,
+    *,
+    api_keys: Sequence[tuple[str, str]] = (),
+    config: ServerConfig = ServerConfig(),
+    **engine_settings: Any,
 ) -> Iterator[Server]:
     """Runs engine and server on threads of this process."""
     backend = ScriptedBackend(
@@ -154,7 +160,7 @@ def serving(
     async def main() -> None:
         engine: EngineClient = threaded_client(backend, **engine_settings)
         await engine.start()
-        service = Service(engine)
+        service = Service(engine, config)
         service.ready(FrontEnd(engine, *text))
         listener = listen("127.0.0.1", 0)
         http = Http(http_config(service, ApiKeys(api_keys)))

@@ -26,12 +26,14 @@ class OwnServer:
 
     def __init__(self, config: EngineConfig) -> None:
         flags = ["--port", "0", "--drain-seconds", "0"]
-        for name in EngineConfig.__dataclass_fields__:
+        for name, field in EngineConfig.__dataclass_fields__.items():
             value, flag = getattr(config, name), name.replace("_", "-")
-            if value is False:
-                flags.append(f"--no-{flag}")
-            elif name != "model" and value and value is not True:
-                flags += [f"--{flag}", str(value)]
+            if name == "model" or value == field.default:
+                continue
+            if isinstance(value, bool):
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                flags += [f"--{flag}", "off" if name == "target_itl_ms" and not value else str(value)]
         # -P: a file named numpy.py in the current folder must not become ours.
         self._command = [sys.executable, "-P", "-c", COMMAND, "serve", config.model, *flags]
         self.url = ""
