@@ -147,7 +147,7 @@ def serving(
     script: Script,
     *,
     api_keys: Sequence[tuple[str, str]] = (),
-    config: ServerConfig = ServerConfig(),
+    config: ServerConfig | None = None,
     **engine_settings: Any,
 ) -> Iterator[Server]:
     """Runs engine and server on threads of this process."""
@@ -160,7 +160,7 @@ def serving(
     async def main() -> None:
         engine: EngineClient = threaded_client(backend, **engine_settings)
         await engine.start()
-        service = Service(engine, config)
+        service = Service(engine, config or ServerConfig())
         service.ready(FrontEnd(engine, *text))
         listener = listen("127.0.0.1", 0)
         http = Http(http_config(service, ApiKeys(api_keys)))
