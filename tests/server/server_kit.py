@@ -32,7 +32,7 @@ class Script:
     """What the model will say: `answers[prompt]` is told id by id, then it ends. Other prompts count upwards from 1000.
 
     gate: steps wait while it is closed. step_s: how long a step takes. failing: rows of these prompts fail after so
-    many tokens.
+    many tokens. watch: called with the inputs of each step.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,13 @@ class Script:
         self.gate.set()
         self.step_s = 0.0
         self.raising: Exception | None = None
+        self.watch: Callable[[StepInputs], None] | None = None
 
     def reset(self) -> None:
         self.answers.clear()
         self.failing.clear()
         self.step_s = 0.0
+        self.watch = None
         self.gate.set()
 
     def choose(self, history: Sequence[int]) -> int:
@@ -66,6 +68,8 @@ class Script:
         self.gate.wait()
         if self.raising is not None:
             raise self.raising
+        if self.watch is not None:
+            self.watch(inputs)
         if self.step_s:
             time.sleep(self.step_s)
 

@@ -192,7 +192,8 @@ SchedulerDelayFactor = Annotated[
     typer.Option(
         "--scheduler-delay-factor",
         min=0,
-        help="continuous: prompts wait for so many times the last prompt's step, so that more come together.",
+        help="continuous: while others run, prompts wait for up to so many times the last step that computed any, so "
+        "that more of them share one.",
     ),
 ]
 TargetItlMs = Annotated[
