@@ -31,8 +31,8 @@ END = 2  # <|im_end|>, the default model's end of turn
 class Script:
     """What the model will say: `answers[prompt]` is told id by id, then it ends. Other prompts count upwards from 1000.
 
-    gate: steps wait while it is closed. step_s: how long a step takes. failing: rows of these prompts fail after so
-    many tokens. watch: called with the inputs of each step.
+    gate: steps wait while it is closed, and `stuck` says that one does. step_s: how long a step takes. failing: rows of
+    these prompts fail after so many tokens. watch: called with the inputs of each step.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class Script:
         self.failing: dict[tuple[int, ...], int] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.stuck = False
         self.step_s = 0.0
         self.raising: Exception | None = None
         self.watch: Callable[[StepInputs], None] | None = None
@@ -65,7 +66,9 @@ class Script:
         )
 
     def on_step(self, inputs: StepInputs) -> None:
+        self.stuck = not self.gate.is_set()
         self.gate.wait()
+        self.stuck = False
         if self.raising is not None:
             raise self.raising
         if self.watch is not None:

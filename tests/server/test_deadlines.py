@@ -1,4 +1,4 @@
-"""Deadlines over HTTP: what is too late is refused before it costs a prompt, what is cut short ends with what it has."""
+"""Deadlines over HTTP: what is too late is refused before it costs a prompt, what is cut short ends as it is."""
 
 from __future__ import annotations
 

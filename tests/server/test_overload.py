@@ -14,6 +14,7 @@ from server_kit import Script, Server, read_until, send_raw, serving
 
 from potok.config import ServerConfig
 from potok.frontend import TextModel
+from potok.protocol import Chunk
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ALICE, BOB = "alice-key-1", "bob-key-22"
@@ -62,16 +63,19 @@ def burst(server: Server, bodies: list[dict[str, Any]], admitted: int) -> list[h
         return [call.result() for call in calls]
 
 
-def test_six_of_twenty_are_served_and_the_others_refused_at_once(narrow: Server) -> None:
+def test_six_of_twenty_are_served_and_the_others_refused_at_once(
+    narrow: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused_before = narrow.metric("potok_requests_crowded_out_total", reason="queue_full")
     accepted_before = narrow.metric("potok_requests_accepted_total")
-    most = 0
+    client: Any = narrow.service.engine
+    dispatch, waiting = client._dispatch, []
 
-    def watch(_: object) -> None:
-        nonlocal most
-        most = max(most, narrow.service.engine.stats.waiting)
+    def watch(chunks: list[Chunk]) -> None:  # each time that the engine has spoken
+        waiting.append(client.stats.waiting)
+        dispatch(chunks)
 
-    narrow.script.watch = watch
+    monkeypatch.setattr(client, "_dispatch", watch)
     answers = burst(narrow, [{"prompt": [7, i], "max_tokens": 3} for i in range(20)], admitted=6)
     assert sorted(answer.status_code for answer in answers) == [200] * 6 + [429] * 14
     for answer in answers:
@@ -82,7 +86,7 @@ def test_six_of_twenty_are_served_and_the_others_refused_at_once(narrow: Server)
             assert int(answer.headers["Retry-After"]) >= 1
         else:
             assert answer.json()["usage"]["completion_tokens"] == 3
-    assert 0 < most <= 4
+    assert max(waiting) == 4
     narrow.eventually(narrow.settled)
     assert narrow.metric("potok_requests_crowded_out_total", reason="queue_full") == refused_before + 14
     assert narrow.metric("potok_requests_accepted_total") == accepted_before + 6
