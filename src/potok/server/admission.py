@@ -12,6 +12,7 @@ What waits is not known exactly on this side of the wire, so the larger of two n
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -113,28 +114,24 @@ class Admission:
             if num_requests > config.key_requests:
                 raise _never(f"one API key may have {config.key_requests} requests open at once")
             if key.num_open + num_requests > config.key_requests:
-                raise Crowded(
-                    f"{key.num_open} requests of this API key are open, and it may have {config.key_requests} at once; "
-                    "try again when one has ended.",
-                    code="too_many_requests",
-                    retry_after_s=self._place_s(),
+                raise _crowded(
+                    "too_many_requests",
+                    f"{key.num_open} requests of this API key are open, and it may have {config.key_requests} at once",
+                    self._place_s(),
                 )
         at_once = self._engine.info.max_num_seqs
         if num_requests - at_once > config.max_waiting:
             raise _never(f"this server runs {at_once} requests at once and lets {config.max_waiting} wait")
         if self._waiting(num_requests) > config.max_waiting:
-            raise Crowded(
-                f"the queue is full: {self._waiting(0)} requests wait, and {config.max_waiting} may; try again later.",
-                code="queue_full",
-                retry_after_s=self._place_s(),
+            raise _crowded(
+                "queue_full",
+                f"the queue is full: {self._waiting(0)} requests wait, and {config.max_waiting} may",
+                self._place_s(),
             )
         debt_s = 0.0 if key.allowance is None else key.allowance.debt_s(self._clock())
         if debt_s > 0:
-            raise Crowded(
-                f"this API key has used up its {config.key_tokens_per_minute} tokens a minute; "
-                f"try again in {debt_s:.0f} s.",
-                code="rate_limited",
-                retry_after_s=debt_s,
+            raise _crowded(
+                "rate_limited", f"this API key has used up its {config.key_tokens_per_minute} tokens a minute", debt_s
             )
 
     def check_tokens(self, prompt_tokens: Sequence[int]) -> None:
@@ -146,11 +143,10 @@ class Admission:
         if sum(prompt_tokens[at_once:]) > bound:
             raise _never(f"this server runs {at_once} requests at once and lets {bound} tokens of prompts wait")
         if (waiting := self._waiting_tokens()) > bound:
-            raise Crowded(
-                f"the queue is full: with this prompt {waiting} tokens of prompts would wait, and {bound} may; "
-                "try again later.",
-                code="queue_full",
-                retry_after_s=self._place_s(),
+            raise _crowded(
+                "queue_full",
+                f"the queue is full: with this prompt {waiting} tokens of prompts would wait, and {bound} may",
+                self._place_s(),
             )
 
     def take(self, key: _Key, num_requests: int) -> list[int]:
@@ -247,6 +243,10 @@ class Seat:
         places, self._places = self._places, {}
         for number in places.values():
             self._admission.free(number)
+
+
+def _crowded(code: str, why: str, retry_after_s: float) -> Crowded:
+    return Crowded(f"{why}; try again in {max(1, math.ceil(retry_after_s))} s.", None, code, retry_after_s)
 
 
 def _never(why: str) -> ClientError:
