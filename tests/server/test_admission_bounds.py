@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from potok.config import ServerConfig
 from potok.errors import ClientError, Crowded
 from potok.protocol import EngineInfo, Stats
-from potok.server.admission import Admission, Allowance, Seat
+from potok.server.admission import Admission, Allowance, Ticket
 
 INFO = EngineInfo(
     vocab_size=100, max_model_len=64, block_size=16, num_blocks=9, max_num_seqs=2, max_num_batched_tokens=64, threads=1,
@@ -43,15 +43,15 @@ class Calls:
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self.stack: list[tuple[contextlib.ExitStack, Seat]] = []
+        self.stack: list[tuple[contextlib.ExitStack, Ticket]] = []
 
-    def come(self, num_requests: int = 1, namespace: str = "", prompt_tokens: int = 0) -> Seat:
+    def come(self, num_requests: int = 1, namespace: str = "", prompt_tokens: int = 0) -> Ticket:
         with contextlib.ExitStack() as stack:
-            seat = stack.enter_context(self.admission.seat(namespace))
-            seat.ask(num_requests)
-            seat.weigh([prompt_tokens] * num_requests)
-            self.stack.append((stack.pop_all(), seat))
-            return seat
+            ticket = stack.enter_context(self.admission.ticket(namespace))
+            ticket.ask(num_requests)
+            ticket.weigh([prompt_tokens] * num_requests)
+            self.stack.append((stack.pop_all(), ticket))
+            return ticket
 
     def leave(self, index: int = 0) -> None:
         self.stack.pop(index)[0].close()
@@ -72,8 +72,8 @@ def test_as_many_wait_as_may_and_no_more() -> None:
     for _ in range(6):
         calls.come()
     refused(calls, "queue_full")
-    with calls.admission.seat("") as seat, pytest.raises(Crowded):
-        seat.knock()
+    with calls.admission.ticket("") as ticket, pytest.raises(Crowded):
+        ticket.knock()
     calls.leave()
     calls.come()
     refused(calls, "queue_full")
@@ -81,14 +81,14 @@ def test_as_many_wait_as_may_and_no_more() -> None:
 
 def test_each_choice_counts_and_its_end_makes_room() -> None:
     calls = Calls(admission(Engine(), max_waiting=4))
-    seat = calls.come(5)
+    ticket = calls.come(5)
     refused(calls, "queue_full", 2)
     calls.come(1)
     refused(calls, "queue_full")
-    seat.begin(0)
-    seat.gained(3, 7, ended=False)
+    ticket.begin(0)
+    ticket.gained(3, 7, ended=False)
     refused(calls, "queue_full")
-    seat.gained(3, 1, ended=True)
+    ticket.gained(3, 1, ended=True)
     calls.come()
     refused(calls, "queue_full")
     calls.leave()
@@ -156,8 +156,8 @@ def test_tokens_that_wait() -> None:
     engine.info = msgspec.structs.replace(INFO, max_num_seqs=100)
     calls.come(prompt_tokens=5000)
     engine.stats = Stats(running=1, waiting=2, waiting_tokens=90)
-    for _, seat in calls.stack:
-        seat.begin(0)
+    for _, ticket in calls.stack:
+        ticket.begin(0)
     refused(calls, "queue_full", prompt_tokens=11)
     calls.come(prompt_tokens=10)
 
@@ -189,11 +189,11 @@ def test_tokens_of_a_key() -> None:
     """A minute's tokens at once, then a steady rate: 600 a minute are 10 a second."""
     engine = Engine(info=msgspec.structs.replace(INFO, max_num_seqs=100))
     calls = Calls(admission(engine, key_tokens_per_minute=600))
-    seat = calls.come(1, "alice")
-    seat.begin(500)
-    seat.gained(0, 100, ended=False)
+    ticket = calls.come(1, "alice")
+    ticket.begin(500)
+    ticket.gained(0, 100, ended=False)
     calls.come(1, "alice")  # nothing left, and no debt
-    seat.gained(0, 35, ended=True)
+    ticket.gained(0, 35, ended=True)
     assert refused(calls, "rate_limited", 1, "alice").retry_after_s == pytest.approx(3.5)
     calls.come(1, "bob")
     engine.now_s += 3.4
@@ -220,7 +220,7 @@ def test_never_too_many_and_never_too_few(moves: list[tuple[str, int]], max_wait
     has just spoken of all that is open, nobody is refused for whom there was room. At the end nothing is left."""
     engine = Engine(info=msgspec.structs.replace(INFO, max_num_seqs=at_once))
     calls = Calls(admission(engine, max_waiting=max_waiting))
-    sent: list[Seat] = []
+    sent: list[Ticket] = []
     fresh = True
     for move, number in moves:
         num_open = calls.admission.num_open
@@ -234,16 +234,16 @@ def test_never_too_many_and_never_too_few(moves: list[tuple[str, int]], max_wait
                 assert room
                 fresh = False
         elif move == "leave" and number < len(calls.stack):
-            seat = calls.stack[number][1]
-            sent = [one for one in sent if one is not seat]
+            ticket = calls.stack[number][1]
+            sent = [one for one in sent if one is not ticket]
             calls.leave(number)
             fresh = False
         elif move == "send":
-            for _, seat in calls.stack:
-                if seat not in sent:
-                    seat.begin(0)
-                    sent.append(seat)
-                    engine.unseen += len(seat._places)
+            for _, ticket in calls.stack:
+                if ticket not in sent:
+                    ticket.begin(0)
+                    sent.append(ticket)
+                    engine.unseen += len(ticket._entries)
         elif move == "told" and len(sent) == len(calls.stack):
             engine.unseen, fresh = 0, True
             engine.stats = Stats(running=min(num_open, at_once), waiting=max(0, num_open - at_once))

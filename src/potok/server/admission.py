@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Protocol
 
@@ -65,23 +65,23 @@ class _Key:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Entry:
     """Of one open request. prompt_tokens: 0 before they are counted. sent: the engine has it, or has been sent it."""
 
     key: _Key
     prompt_tokens: int = 0
-    sent: bool = field(default=False)
+    sent: bool = False
 
 
 class Admission:
-    """The bounds of `config` over everything that its seats hold. clock: seconds."""
+    """The bounds of `config` over everything that its tickets hold. clock: seconds."""
 
     def __init__(self, config: ServerConfig, engine: Queue, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._engine = engine
         self._clock = clock
         self._keys: dict[str, _Key] = {}  # by namespace
-        self._open: dict[int, _Place] = {}  # oldest first
+        self._open: dict[int, _Entry] = {}  # oldest first
         self._num_unsent = 0
         self._numbers = count()
 
@@ -90,15 +90,15 @@ class Admission:
         return len(self._open)
 
     @contextlib.contextmanager
-    def seat(self, namespace: str) -> Iterator[Seat]:
-        """Around all of one call. Whatever becomes of the call, its places are free afterwards."""
-        seat = Seat(self, namespace)
+    def ticket(self, namespace: str) -> Iterator[Ticket]:
+        """Around all of one call. Whatever becomes of the call, nothing of it is open afterwards."""
+        ticket = Ticket(self, namespace)
         try:
-            yield seat
+            yield ticket
         finally:
-            seat.leave()
+            ticket.leave()
 
-    # -- for seats -------------------------------------------------------------------------------------------------
+    # -- for tickets -----------------------------------------------------------------------------------------------
 
     def key(self, namespace: str) -> _Key:
         key = self._keys.get(namespace)
@@ -135,7 +135,7 @@ class Admission:
             )
 
     def check_tokens(self, prompt_tokens: Sequence[int]) -> None:
-        """The same for the tokens of prompts whose places are taken already. prompt_tokens: of each request."""
+        """The same for the tokens of requests that are open already. prompt_tokens: of each one's prompt."""
         bound = self._config.max_waiting_tokens
         if not bound:
             return
@@ -149,10 +149,10 @@ class Admission:
                 self._place_s(),
             )
 
-    def take(self, key: _Key, num_requests: int) -> list[int]:
-        """Places, by number."""
+    def open(self, key: _Key, num_requests: int) -> list[int]:
+        """Numbers of so many requests that are open from now on."""
         numbers = list(islice(self._numbers, num_requests))
-        self._open.update({number: _Place(key) for number in numbers})
+        self._open.update({number: _Entry(key) for number in numbers})
         key.num_open += num_requests
         self._num_unsent += num_requests
         return numbers
@@ -161,14 +161,14 @@ class Admission:
         self._open[number].prompt_tokens = prompt_tokens
 
     def send(self, number: int) -> None:
-        place = self._open[number]
-        self._num_unsent -= not place.sent
-        place.sent = True
+        entry = self._open[number]
+        self._num_unsent -= not entry.sent
+        entry.sent = True
 
-    def free(self, number: int) -> None:
-        place = self._open.pop(number)
-        self._num_unsent -= not place.sent
-        place.key.num_open -= 1
+    def close(self, number: int) -> None:
+        entry = self._open.pop(number)
+        self._num_unsent -= not entry.sent
+        entry.key.num_open -= 1
 
     def charge(self, key: _Key, num_tokens: int) -> None:
         if key.allowance is not None:
@@ -196,53 +196,53 @@ class Admission:
 
     def _youngest(self, num_requests: int) -> int:
         """Tokens of the prompts that came last."""
-        places = islice(reversed(self._open.values()), max(0, num_requests))
-        return sum(place.prompt_tokens for place in places)
+        entries = islice(reversed(self._open.values()), max(0, num_requests))
+        return sum(entry.prompt_tokens for entry in entries)
 
     def _place_s(self) -> float:
         """When a place in the queue becomes free, in seconds."""
         return self._engine.stats.place_us / 1e6 or RETRY_AFTER_S
 
 
-class Seat:
-    """What one call holds: a place for each of its requests, until that request ends."""
+class Ticket:
+    """What one call holds: each of its requests counts as open until it ends, or the call does."""
 
     def __init__(self, admission: Admission, namespace: str) -> None:
         self._admission = admission
         self._key = admission.key(namespace)
-        self._places: dict[int, int] = {}  # request of the call -> number of its place
+        self._entries: dict[int, int] = {}  # request of the call -> its number
 
     def knock(self) -> None:
         """Raises Crowded when not even one request could be taken: then nobody need read what the call asks."""
         self._admission.check(self._key, 1)
 
     def ask(self, num_requests: int) -> None:
-        """Takes places. Raises Crowded, or ClientError where so many are never taken."""
+        """Opens so many requests. Raises Crowded, or ClientError where so many are never taken."""
         self._admission.check(self._key, num_requests)
-        self._places = dict(enumerate(self._admission.take(self._key, num_requests)))
+        self._entries = dict(enumerate(self._admission.open(self._key, num_requests)))
 
     def weigh(self, prompt_tokens: Sequence[int]) -> None:
         """Tells the length of each request's prompt. Raises as `ask`."""
         for request, num_tokens in enumerate(prompt_tokens):
-            self._admission.count_tokens(self._places[request], num_tokens)
+            self._admission.count_tokens(self._entries[request], num_tokens)
         self._admission.check_tokens(prompt_tokens)
 
     def begin(self, prompt_tokens: int) -> None:
         """The engine has been sent all requests. prompt_tokens: as they are charged."""
-        for number in self._places.values():
+        for number in self._entries.values():
             self._admission.send(number)
         self._admission.charge(self._key, prompt_tokens)
 
     def gained(self, request: int, num_tokens: int, *, ended: bool) -> None:
         self._admission.charge(self._key, num_tokens)
-        if ended and request in self._places:
-            self._admission.free(self._places.pop(request))
+        if ended and request in self._entries:
+            self._admission.close(self._entries.pop(request))
 
     def leave(self) -> None:
         """Frees what is left."""
-        places, self._places = self._places, {}
-        for number in places.values():
-            self._admission.free(number)
+        entries, self._entries = self._entries, {}
+        for number in entries.values():
+            self._admission.close(number)
 
 
 def _crowded(code: str, why: str, retry_after_s: float) -> Crowded:

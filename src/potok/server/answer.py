@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from potok.errors import ClientError, DeadlineExceeded, PotokError, Unavailable
 from potok.frontend import FrontEnd, Piece
 from potok.obs.metrics import CallMeter
-from potok.server.admission import Seat
+from potok.server.admission import Ticket
 from potok.server.arrival import arrived_us, timeouts_of
 from potok.server.body import Disconnected, read_json
 from potok.server.caller import Caller
@@ -48,11 +48,11 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         namespace = namespace_of(scope)
-        with self._service.call(), self._service.admission.seat(namespace) as seat:
+        with self._service.call(), self._service.admission.ticket(namespace) as ticket:
             try:
                 frontend = self._service.entrance()
                 timeouts = timeouts_of(scope)
-                seat.knock()
+                ticket.knock()
                 body = await read_json(scope, receive)
             except Disconnected:
                 return
@@ -61,8 +61,8 @@ class Answer(Response):
                 await send_error(scope, receive, send, error)
                 return
             exchange = _Exchange(scope, receive, send)
-            caller = Caller(namespace, arrived_us(scope), timeouts, seat)
-            serving = asyncio.create_task(self._serve(exchange, frontend, body, caller, seat))
+            caller = Caller(namespace, arrived_us(scope), timeouts, ticket)
+            serving = asyncio.create_task(self._serve(exchange, frontend, body, caller, ticket))
             await self._watch(exchange, serving)
 
     async def _watch(self, exchange: _Exchange, serving: asyncio.Task[None]) -> None:
@@ -80,7 +80,9 @@ class Answer(Response):
         elif cut.done():
             await exchange.fail(Unavailable("the server is shutting down; try another one.", code="shutting_down"))
 
-    async def _serve(self, exchange: _Exchange, frontend: FrontEnd, body: object, caller: Caller, seat: Seat) -> None:
+    async def _serve(
+        self, exchange: _Exchange, frontend: FrontEnd, body: object, caller: Caller, ticket: Ticket
+    ) -> None:
         metrics = self._service.metrics
         try:
             reply = await self._open_call(frontend, body, caller)
@@ -88,9 +90,9 @@ class Answer(Response):
             metrics.rejected(status_of(error), error.code if isinstance(error, ClientError) else None)
             await exchange.fail(error)
             return
-        seat.begin(reply.prompt_tokens)
+        ticket.begin(reply.prompt_tokens)
         meter = metrics.accepted(caller.arrived_us / 1e6, reply.prompt_tokens)
-        note = partial(_note, meter, seat)
+        note = partial(_note, meter, ticket)
         try:
             await (_stream if reply.wishes.stream else _whole)(exchange, reply, note)
         except DeadlineExceeded as error:
@@ -172,11 +174,11 @@ def _spell(whole: Whole) -> Json:
     return Json(whole.message())
 
 
-def _note(meter: CallMeter, seat: Seat, batch: Sequence[Piece]) -> None:
+def _note(meter: CallMeter, ticket: Ticket, batch: Sequence[Piece]) -> None:
     for piece in batch:
         cut_short = piece.finish_reason == "length" and piece.stop_reason is not None  # by its deadline
         meter.piece(piece.index, len(piece.token_ids), "timeout" if cut_short else piece.finish_reason)
-        seat.gained(piece.index, len(piece.token_ids), ended=piece.finish_reason is not None)
+        ticket.gained(piece.index, len(piece.token_ids), ended=piece.finish_reason is not None)
 
 
 async def _left(receive: Receive) -> None:
