@@ -17,6 +17,7 @@ _HOMES = {
     "AsyncLLM": "potok.llm",
     "ClientError": "potok.errors",
     "CompletionOutput": "potok.llm",
+    "DeadlineExceeded": "potok.errors",
     "EngineDead": "potok.errors",
     "LoadError": "potok.errors",
     "PotokError": "potok.errors",

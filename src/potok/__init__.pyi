@@ -1,4 +1,5 @@
 from potok.errors import ClientError as ClientError
+from potok.errors import DeadlineExceeded as DeadlineExceeded
 from potok.errors import EngineDead as EngineDead
 from potok.errors import LoadError as LoadError
 from potok.errors import PotokError as PotokError

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
-from potok.errors import ClientError, EngineDead, PotokError, ServerError
+from potok.errors import ClientError, DeadlineExceeded, EngineDead, PotokError, ServerError
 from potok.finish import Finish
-from potok.params import SHARED_BY_ALL, SamplingParams, Sharing, shown
+from potok.params import USUAL_TERMS, SamplingParams, Terms, shown
 from potok.protocol import Chunk, EngineInfo, Sampling
 from potok.text.assembler import ChoiceAssembler, PromptAssembler, TokenLogprob
 from potok.text.chat import ChatTemplate
@@ -48,7 +48,7 @@ class Engine(Protocol):
     def dead(self) -> bool: ...
 
     def submit(
-        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None], sharing: Sharing
+        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None], terms: Terms
     ) -> int: ...
 
     def cancel(self, id: int) -> None: ...
@@ -59,7 +59,8 @@ class Piece(msgspec.Struct, frozen=True):
 
     index: of the choice, 0 to n-1. token_ids: all sampled ids, ids of held-back or hidden text included.
     logprobs: one per token id when asked for. finish_reason: set once, on the choice's last piece.
-    stop_reason: the stop string or stop id of the caller that ended it; None for the model's own end.
+    stop_reason: the stop string or stop id of the caller that ended it, or the name of the deadline that cut it short;
+    None for the model's own end.
     """
 
     index: int
@@ -144,6 +145,17 @@ def resolve(
     return Resolved(max_tokens, [first, *others])
 
 
+def check_priority(priority: int, info: EngineInfo) -> None:
+    """Nobody may believe that a priority had an effect where it has none."""
+    if priority and info.schedule_policy != "priority":
+        raise ClientError(
+            f"priority is {priority}, but the schedule policy is {info.schedule_policy}: it would have no effect; "
+            'leave it out, or use the policy "priority".',
+            "priority",
+            "not_supported",
+        )
+
+
 def _check_prompt(ids: Sequence[int], vocab_size: int, field: str) -> None:
     if not ids:
         raise ClientError(f"{field} is empty; give at least one token.", field, "empty")
@@ -164,9 +176,18 @@ def failure(chunk: Chunk, engine: Engine) -> PotokError:
     if chunk.finish is Finish.CANCELLED:
         return ServerError("the request was cancelled before it was complete.")
     message = chunk.error or "the request failed in the engine."
+    if chunk.finish is Finish.TIMEOUT:
+        return DeadlineExceeded(message, chunk.param)
     if chunk.param is not None:
         return ClientError(message, chunk.param)
     return EngineDead(message) if engine.dead else ServerError(message)
+
+
+def fails(chunk: Chunk, begun: bool) -> bool:
+    """Whether this chunk ends its call with an error. begun: some choice of the call has a token."""
+    return chunk.finish in (Finish.ERROR, Finish.CANCELLED) or (
+        chunk.finish is Finish.TIMEOUT and not begun and not chunk.tokens
+    )
 
 
 class _Inbox:
@@ -196,9 +217,10 @@ class _Inbox:
 class Generation:
     """The answer to one call: an async iterator of Pieces of its n choices, interleaved as they come.
 
-    Raises ServerError when a choice failed; the other choices are cancelled then. Whoever stops early says so with
-    `async with generation:` or `cancel()`; one that is dropped, or whose reading task is cancelled, cancels itself.
-    Read it from one task, on the event loop of the engine.
+    Raises ServerError when a choice failed, and DeadlineExceeded when one met its deadline before any had a token; the
+    other choices are cancelled then. Later, a deadline ends a choice with what it has.
+    Whoever stops early says so with `async with generation:` or `cancel()`; one that is dropped, or whose reading task
+    is cancelled, cancels itself. Read it from one task, on the event loop of the engine.
     """
 
     def __init__(
@@ -208,14 +230,15 @@ class Generation:
         resolved: Resolved,
         prompt: PromptAssembler,
         choices: list[ChoiceAssembler],
-        sharing: Sharing,
+        terms: Terms,
     ) -> None:
         self.prompt_token_ids = prompt_ids
         self._engine = engine
         self._resolved = resolved
         self._prompt = prompt
         self._choices = choices
-        self._sharing = sharing
+        self._terms = terms
+        self._begun = False  # some choice has a token
         self._loop = asyncio.get_running_loop()
         self._inbox = _Inbox()
         self._live: dict[int, int] = {}  # choice -> request id, 0 before it has one
@@ -236,7 +259,7 @@ class Generation:
             return
         sink = partial(self._inbox.put, index)
         sampling = self._resolved.samplings[index]
-        self._live[index] = self._engine.submit(self.prompt_token_ids, max_tokens, sampling, sink, self._sharing)
+        self._live[index] = self._engine.submit(self.prompt_token_ids, max_tokens, sampling, sink, self._terms)
 
     @property
     def cached_tokens(self) -> int | None:
@@ -281,7 +304,7 @@ class Generation:
         request = self._live.get(index)
         if request is None:
             return None
-        if chunk.finish is Finish.ERROR or chunk.finish is Finish.CANCELLED:
+        if fails(chunk, self._begun):
             del self._live[index]
             self.cancel()
             raise failure(chunk, self._engine)
@@ -291,6 +314,7 @@ class Generation:
                 later, self._later = self._later, range(0)
                 for other in later:
                     self._start(other)
+        self._begun = self._begun or bool(chunk.tokens)
         part = self._choices[index].push(self._resolved.wanted(chunk))
         if part.finish_reason is not None:
             del self._live[index]
@@ -347,18 +371,19 @@ class FrontEnd:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         field: str = "prompt",
-        sharing: Sharing = SHARED_BY_ALL,
+        terms: Terms = USUAL_TERMS,
     ) -> Generation:
         """Starts n requests. Raises ClientError, with nothing started, when anything about the call is out of bounds.
 
         field: what the caller calls the prompt ("prompt", "messages"), for error messages.
         """
+        check_priority(terms.priority, self.engine.info)
         resolved = resolve(prompt_ids, params, self.engine.info, self.tokenizer.end_ids, field)
         stops = StopStrings(params.stop)
         choices = [ChoiceAssembler(self.tokenizer, params, stops) for _ in resolved.samplings]
         ids = list(prompt_ids)
         prompt = PromptAssembler(self.tokenizer, ids, params)
-        return Generation(self.engine, ids, resolved, prompt, choices, sharing)
+        return Generation(self.engine, ids, resolved, prompt, choices, terms)
 
     def check_size(self, num_chars: int, field: str) -> None:
         """Refuses text that cannot fit into the context however it is tokenised, before anybody tokenises it."""

@@ -38,6 +38,13 @@ BOUNDS: dict[str, Bound] = {
     "logit_bias": Bound(-100.0, 100.0),  # of each value
 }
 
+#: The same for what a call may say beside its parameters: see `Terms`.
+TERM_BOUNDS: dict[str, Bound] = {
+    "priority": Bound(-(2**31), 2**31 - 1, integer=True),
+    "timeout_ms": Bound(1, 86_400_000, integer=True),  # a day
+    "ttft_timeout_ms": Bound(1, 86_400_000, integer=True),
+}
+
 #: Fields of BOUNDS for which None means something.
 MAY_BE_NONE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
@@ -115,6 +122,46 @@ class Sharing(NamedTuple):
 SHARED_BY_ALL = Sharing()
 
 
+class Terms(NamedTuple):
+    """On which a call is served; each of its requests has the same.
+
+    priority: lower comes earlier, where the schedule policy is "priority".
+    arrived_us, first_by_us, ends_by_us: of time.monotonic(), in microseconds: when the call came, when its first token
+    comes at the latest, and its last; 0: not said.
+    whole: nobody reads the answer before it is complete.
+    """
+
+    sharing: Sharing = SHARED_BY_ALL
+    priority: int = 0
+    arrived_us: int = 0
+    first_by_us: int = 0
+    ends_by_us: int = 0
+    whole: bool = False
+
+
+#: Of a call that said nothing.
+USUAL_TERMS = Terms()
+
+
+def terms_of(
+    sharing: Sharing,
+    *,
+    priority: int = 0,
+    arrived_us: int,
+    timeout_ms: int | None = None,
+    ttft_timeout_ms: int | None = None,
+    whole: bool,
+) -> Terms:
+    """Terms with deadlines that count from the arrival. Raises ClientError naming what is out of its bounds."""
+    check_number("priority", priority, TERM_BOUNDS)
+    for name, value in (("timeout_ms", timeout_ms), ("ttft_timeout_ms", ttft_timeout_ms)):
+        if value is not None:
+            check_number(name, value, TERM_BOUNDS)
+    first_by_us = 0 if ttft_timeout_ms is None else arrived_us + 1000 * ttft_timeout_ms
+    ends_by_us = 0 if timeout_ms is None else arrived_us + 1000 * timeout_ms
+    return Terms(sharing, priority, arrived_us, first_by_us, ends_by_us, whole)
+
+
 def shown(value: Any) -> str:
     """A value in a message: short and quickly made, whatever it is."""
     try:
@@ -123,9 +170,9 @@ def shown(value: Any) -> str:
         return "a huge value"
 
 
-def check_number(name: str, value: Any) -> None:
-    """Checks `value` against BOUNDS[name]; booleans, text, None and non-finite numbers are refused."""
-    bound = BOUNDS[name]
+def check_number(name: str, value: Any, bounds: Mapping[str, Bound] = BOUNDS) -> None:
+    """Checks `value` against bounds[name]; booleans, text, None and non-finite numbers are refused."""
+    bound = bounds[name]
     kind = "an integer" if bound.integer else "a number"
     ok = isinstance(value, int) if bound.integer else isinstance(value, int | float)
     if not ok or isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from potok.finish import Finish
+from potok.params import Terms
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +50,22 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", array_like=True):
     ends_by_us: int = 0  # when it ends at the latest, complete or not
     whole: bool = False  # the caller reads the answer when it is complete, and not token by token
 
+    @classmethod
+    def on(cls, terms: Terms, id: int, prompt: list[int], max_tokens: int, sampling: Sampling) -> Submit:
+        return cls(
+            id,
+            prompt,
+            max_tokens,
+            sampling,
+            namespace=terms.sharing.namespace,
+            salt=terms.sharing.salt,
+            priority=terms.priority,
+            arrived_us=terms.arrived_us,
+            first_by_us=terms.first_by_us,
+            ends_by_us=terms.ends_by_us,
+            whole=terms.whole,
+        )
+
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     """API -> engine: forget this request. Legal in every phase; unknown ids are ignored."""
@@ -85,6 +102,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     isa: str
     kv_cache_bytes: int
     notes: list[str]  # one line per derived setting: "threads 2: 2 cores in the affinity mask"
+    schedule_policy: str = "fcfs"
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", array_like=True):
@@ -118,8 +136,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     finish: Finish | None = None
     logprobs: list[TokenLogprobs] | None = None  # one per token, when asked for
-    error: str | None = None  # with Finish.ERROR
-    param: str | None = None  # with Finish.ERROR: the field to blame when it is the caller's fault, else None
+    error: str | None = None  # with Finish.ERROR and Finish.TIMEOUT
+    param: str | None = None  # with these: the field to blame when it is the caller's fault, else None
     logit_hashes: list[int] | None = None  # one per token, when asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of the next tokens of the prompt, when asked for
     cached_tokens: int = 0  # with `tokens`: tokens of the prompt that came from the prefix cache
@@ -160,6 +178,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     timeouts: int = 0  # requests that were ended by their deadline
     slow_steps: int = 0  # steps whose decoding alone was expected to take longer than target_itl_ms
     place_us: int = 0  # expected time until one more of those who wait can join
+    submits: int = 0  # Submit messages taken: who has sent more knows that these numbers do not count them yet
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):

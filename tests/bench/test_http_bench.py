@@ -6,12 +6,13 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from potok.bench.http import HttpBenchOptions, HttpTurn, InProcessTurn, run_http_bench
 from potok.bench.http_report import footer, table
-from potok.bench.own_server import OwnServer, cpu_seconds
+from potok.bench.own_server import OwnServer, cpu_seconds, flags_of
 from potok.cli import execute as command_line
 from potok.config import EngineConfig
 from potok.errors import ClientError, ServerError
@@ -76,6 +77,27 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     for config in (EngineConfig(model=path), unusual):  # whose flags are understood
         with pytest.raises(ServerError, match=r"broken\.gguf"), OwnServer(config):
             pass
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"target_itl_ms": 0.0, "batching": "dynamic", "padding_rows": False, "max_wait_ms": 0.0},
+        {"batching": "dynamic", "max_tokens_per_batch": 100, "journal": "a file", "journal_redact": True},
+        {"scheduler_delay_factor": 0.5, "schedule_policy": "fair", "target_itl_ms": 62.5, "threads": 2},
+        {"enable_prefix_caching": False, "max_num_seqs": 3, "swap_space": 1.5, "kv_cache_tokens": 9000},
+    ],
+)
+def test_a_server_gets_the_settings_that_were_meant(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[EngineConfig] = []
+    monkeypatch.setattr("potok.cli.serve.run", lambda config, server_config: given.append(config))
+    (model := tmp_path / "m.gguf").touch()
+    meant = EngineConfig(model=str(model), **settings)
+    assert command_line(["serve", str(model), *flags_of(meant)]) == 0
+    assert given == [meant]
 
 
 def test_cpu_time_of_a_process() -> None:

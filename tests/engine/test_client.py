@@ -25,7 +25,7 @@ from potok.engine.ipc import EngineEnd
 from potok.engine.thread import EngineThread, threaded_client
 from potok.errors import EngineDead, LoadError
 from potok.finish import Finish
-from potok.params import Sharing
+from potok.params import Sharing, Terms
 from potok.protocol import Chunk, EngineInfo, Ready, Sampling, Stats, Step, Submit
 
 
@@ -112,7 +112,7 @@ def test_the_prefix_cache_is_described_until_the_engine_ends() -> None:
             prompt = list(range(40))
             for namespace, salt in (("a", ""), ("a", ""), ("b", ""), ("a", "s")):
                 answer = Answer()
-                client.submit(prompt, 2, Sampling(), answer, Sharing(namespace, salt))
+                client.submit(prompt, 2, Sampling(), answer, Terms(Sharing(namespace, salt)))
                 await answer.wait()
             both = await asyncio.gather(client.describe_cache(10), client.describe_cache(10, "b"))
             seen = [[(p.tokens, p.num_tokens, p.hits, p.namespace, p.salted) for p in found] for found in both]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from engine_kit import VOCAB, expected, remember_all
 
 from potok.backends.modelled.scripted import ScriptedBackend
+from potok.core.gate import Gate, Gathered
+from potok.core.request import Request
 from potok.core.scheduler import Limits, Scheduler
-from potok.engine.loop import HEARTBEAT_SECONDS, EngineLoop
+from potok.engine.loop import HEARTBEAT_SECONDS, EngineLoop, lateness
 from potok.finish import Finish
 from potok.protocol import Cancel, Chunk, FromEngine, Sampling, Shutdown, Step, Submit, ToEngine
 
@@ -34,14 +38,20 @@ class Tape:
 
 
 def play(
-    tape: Tape, backend: ScriptedBackend | None = None, *, budget: int = 64, seqs: int = 8, num_blocks: int = 32
+    tape: Tape,
+    backend: ScriptedBackend | None = None,
+    *,
+    budget: int = 64,
+    seqs: int = 8,
+    num_blocks: int = 32,
+    gate: Gate | None = None,
 ) -> list[Step]:
     backend = backend or ScriptedBackend(remember_all, vocab_size=VOCAB, block_size=BLOCK)
     backend.allocate(num_blocks, num_blocks * BLOCK)
     limits = Limits(
         max_num_seqs=seqs, max_num_batched_tokens=budget, max_model_len=num_blocks * BLOCK, block_size=BLOCK
     )
-    EngineLoop(Scheduler(limits, num_blocks, checked=True), backend, tape).run()
+    EngineLoop(Scheduler(limits, num_blocks, gate=gate, checked=True), backend, tape).run()
     return [message for message in tape.sent if isinstance(message, Step)]
 
 
@@ -191,3 +201,57 @@ def test_preemption_does_not_show_in_the_answers() -> None:
     for id, prompt in prompts.items():
         assert tokens_of(gather(steps, id)) == expected(prompt, 40)
     assert steps[-1].stats.kv_blocks_used == 0
+
+
+def whole(id: int, prompt: list[int], max_tokens: int, **sampling: object) -> Submit:
+    return msgspec.structs.replace(submit(id, prompt, max_tokens, **sampling), whole=True)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_the_last_token_of_a_whole_answer_comes_with_the_end_of_its_batch(padding: bool) -> None:
+    """Only with its end can a token be spelt: an end id has no text."""
+    backend = ScriptedBackend(lambda history: 2 if len(history) == 3 and history[0] == 5 else 7, vocab_size=VOCAB)
+    messages = [whole(1, [5], 9, stop_ids=(2,), logprobs=1), submit(2, [6], 5), whole(3, [6], 3), whole(4, [6], 5)]
+    steps = play(Tape(messages, *[[]] * 8), backend, gate=Gathered(8, padding=padding))
+    ends = {c.id: (turn, c) for turn, step in enumerate(steps) for c in step.chunks if c.finish is not None}
+    assert {id: turn for id, (turn, _) in ends.items()} == dict.fromkeys((1, 2, 3, 4), ends[2][0])
+    last = ends[1][1]
+    assert last.tokens == [2] and last.finish is Finish.STOP and last.logprobs is not None
+    assert ends[3][1].tokens == [7] and ends[3][1].finish is Finish.LENGTH
+    assert [len(tokens_of(gather(steps, id))) for id in (1, 2, 3, 4)] == [3, 5, 3, 5]
+    assert steps[-1].stats.padding_rows == (4 if padding else 0)
+
+
+def test_a_cancelled_member_of_a_batch_says_no_more() -> None:
+    messages = [whole(1, [5], 1), submit(2, [6], 6)]
+    steps = play(Tape(messages, [], [Cancel(1)], *[[]] * 6), gate=Gathered(8, padding=True))
+    assert gather(steps, 1) == [] and len(tokens_of(gather(steps, 2))) == 6
+
+
+@pytest.mark.parametrize(
+    ("first_by", "ends_by", "produced", "param", "allowed"),
+    [
+        (3_000_000, 0, 0, "ttft_timeout_ms", 2000),
+        (3_000_000, 9_000_000, 0, "ttft_timeout_ms", 2000),
+        (3_000_000, 2_500_000, 0, "timeout_ms", 1500),
+        (0, 2_500_000, 0, "timeout_ms", 1500),
+        (3_000_000, 9_000_000, 1, "timeout_ms", 8000),
+    ],
+)
+def test_the_deadline_that_ended_a_request_is_named(
+    first_by: int, ends_by: int, produced: int, param: str, allowed: int
+) -> None:
+    tokens = array("i", [1] * (4 + produced))
+    request = Request(1, tokens, 4, 9, arrived_us=1_000_000, first_by_us=first_by, ends_by_us=ends_by)
+    late = lateness(request, 2_600_500)
+    assert late.param == param
+    assert late.message.startswith(f"{param} is {allowed}, ") and "after 1600 ms" in late.message
+
+
+def test_a_request_past_its_deadline_ends_without_a_step() -> None:
+    message = msgspec.structs.replace(submit(1, [5], 9), arrived_us=1, ends_by_us=1001)
+    steps = play(Tape([message]))
+    [chunk] = gather(steps, 1)
+    assert chunk.finish is Finish.TIMEOUT and chunk.tokens == [] and chunk.param == "timeout_ms"
+    assert chunk.error is not None and chunk.error.startswith("timeout_ms is 1, ")
+    assert (steps[-1].stats.steps, steps[-1].stats.timeouts, steps[-1].stats.submits) == (0, 1, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from potok.finish import Finish
-from potok.params import Sharing
+from potok.params import Terms
 from potok.protocol import Chunk, EngineInfo, Sampling, TokenLogprobs
 
 VOCAB = 49152
@@ -20,14 +20,14 @@ class HandFedEngine:
     dead: bool = False
     submitted: dict[int, tuple[list[int], int, Sampling]] = field(default_factory=dict)
     sinks: dict[int, Callable[[Chunk], None]] = field(default_factory=dict)
-    sharing: dict[int, Sharing] = field(default_factory=dict)
+    terms: dict[int, Terms] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
 
     def submit(
-        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None], sharing: Sharing
+        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Callable[[Chunk], None], terms: Terms
     ) -> int:
         id = 101 + len(self.submitted)
-        self.sharing[id] = sharing
+        self.terms[id] = terms
         self.submitted[id] = (prompt, max_tokens, sampling)
         self.sinks[id] = sink
         return id

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hand_fed import HandFedEngine
 
-from potok.errors import ClientError, EngineDead, ServerError
+from potok.errors import ClientError, DeadlineExceeded, EngineDead, ServerError
 from potok.finish import Finish
 from potok.frontend import FrontEnd, Generation, Piece
-from potok.params import SamplingParams, Sharing
+from potok.params import SamplingParams, Sharing, Terms
 from potok.protocol import TokenLogprobs
 
 A, B, CD, EF = 49, 50, 6998, 9434  # tokens of the default model: "A", "B", "CD", "EF"
@@ -233,10 +233,11 @@ def test_cancelling_while_the_prompt_is_rated(engine: HandFedEngine, frontend: F
     run(scenario())
 
 
-def test_who_may_share_goes_to_the_engine(engine: HandFedEngine, frontend: FrontEnd) -> None:
+def test_the_terms_of_a_call_go_to_the_engine(engine: HandFedEngine, frontend: FrontEnd) -> None:
     async def scenario() -> None:
-        frontend.generate(PROMPT, SamplingParams(n=2, temperature=1.0), "prompt", Sharing("alice", "salt"))
-        assert set(engine.sharing.values()) == {Sharing("alice", "salt")}
+        terms = Terms(Sharing("alice", "salt"), 0, 3, 4, 5, True)
+        frontend.generate(PROMPT, SamplingParams(n=2, temperature=1.0), "prompt", terms)
+        assert list(engine.terms.values()) == [terms, terms]
 
     run(scenario())
 
@@ -253,6 +254,40 @@ def test_a_failed_choice_ends_the_call_and_its_other_choices(engine: HandFedEngi
         assert not isinstance(raised.value, EngineDead)
         assert sorted(engine.cancelled) == [first, third]
         assert await rest_of(generation) == []
+
+    run(scenario())
+
+
+def test_a_deadline_before_any_token_is_an_error(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(n=2, temperature=1.0))
+        first, second = engine.submitted
+        engine.give(second, [], Finish.TIMEOUT, error="timeout_ms is 5, too little.", param="timeout_ms")
+        with pytest.raises(DeadlineExceeded, match="too little") as raised:
+            await anext(generation)
+        assert (raised.value.param, raised.value.code) == ("timeout_ms", "deadline_exceeded")
+        assert engine.cancelled == [first]
+        assert await rest_of(generation) == []
+
+    run(scenario())
+
+
+def test_a_deadline_later_ends_a_choice_with_what_it_has(engine: HandFedEngine, frontend: FrontEnd) -> None:
+    """Text that was held back for a stop string is part of that; a choice that has nothing ends empty."""
+
+    async def scenario() -> None:
+        generation = frontend.generate(PROMPT, SamplingParams(n=3, temperature=1.0, stop=["AAB"]))
+        first, second, third = engine.submitted
+        engine.give(first, [A])
+        engine.give(second, [], Finish.TIMEOUT, error="too late", param="timeout_ms")
+        engine.give(third, [A], Finish.TIMEOUT, error="too late", param="timeout_ms")
+        engine.give(first, [], Finish.TIMEOUT, error="too late", param="timeout_ms")
+        pieces = await rest_of(generation)
+        ends = {piece.index: piece for piece in pieces if piece.finish_reason is not None}
+        assert {(end.finish_reason, end.stop_reason) for end in ends.values()} == {("length", "timeout_ms")}
+        texts = ["".join(piece.text for piece in pieces if piece.index == index) for index in range(3)]
+        assert texts == ["A", "", "A"]
+        assert engine.cancelled == []
 
     run(scenario())
 

@@ -34,12 +34,13 @@ def scripted(script: Callable[[Sequence[int]], int] = remember_all, **hooks: Any
     return ScriptedBackend(script, context_length=CONTEXT, block_size=16, **hooks)
 
 
-def local_engine(backend: ScriptedBackend, *, max_num_seqs: int = 16) -> LocalEngine:
+def local_engine(backend: ScriptedBackend, *, max_num_seqs: int = 16, **settings: Any) -> LocalEngine:
     config = EngineConfig(
         model="",
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
         kv_cache_memory=512 * 16 * 4,
         block_size=16,
+        **settings,
     )
     return LocalEngine(assemble(config, backend, memory=2**30, notes=[], probe=lambda _: Speed(1e-3)))

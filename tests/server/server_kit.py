@@ -16,6 +16,7 @@ import openai
 
 from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
+from potok.config import ServerConfig
 from potok.engine.client import EngineClient
 from potok.engine.thread import threaded_client
 from potok.frontend import FrontEnd, TextModel
@@ -30,8 +31,8 @@ END = 2  # <|im_end|>, the default model's end of turn
 class Script:
     """What the model will say: `answers[prompt]` is told id by id, then it ends. Other prompts count upwards from 1000.
 
-    gate: steps wait while it is closed. step_s: how long a step takes. failing: rows of these prompts fail after so
-    many tokens.
+    gate: steps wait while it is closed, and `stuck` says that one does. step_s: how long a step takes. failing: rows of
+    these prompts fail after so many tokens. watch: called with the inputs of each step.
     """
 
     def __init__(self) -> None:
@@ -39,13 +40,16 @@ class Script:
         self.failing: dict[tuple[int, ...], int] = {}
         self.gate = threading.Event()
         self.gate.set()
+        self.stuck = False
         self.step_s = 0.0
         self.raising: Exception | None = None
+        self.watch: Callable[[StepInputs], None] | None = None
 
     def reset(self) -> None:
         self.answers.clear()
         self.failing.clear()
         self.step_s = 0.0
+        self.watch = None
         self.gate.set()
 
     def choose(self, history: Sequence[int]) -> int:
@@ -62,9 +66,13 @@ class Script:
         )
 
     def on_step(self, inputs: StepInputs) -> None:
+        self.stuck = not self.gate.is_set()
         self.gate.wait()
+        self.stuck = False
         if self.raising is not None:
             raise self.raising
+        if self.watch is not None:
+            self.watch(inputs)
         if self.step_s:
             time.sleep(self.step_s)
 
@@ -142,7 +150,12 @@ def parse_events(raw: bytes) -> list[Any]:
 
 @contextmanager
 def serving(
-    text: TextModel, script: Script, *, api_keys: Sequence[tuple[str, str]] = (), **engine_settings: Any
+    text: TextModel,
+    script: Script,
+    *,
+    api_keys: Sequence[tuple[str, str]] = (),
+    config: ServerConfig | None = None,
+    **engine_settings: Any,
 ) -> Iterator[Server]:
     """Runs engine and server on threads of this process."""
     backend = ScriptedBackend(
@@ -154,7 +167,7 @@ def serving(
     async def main() -> None:
         engine: EngineClient = threaded_client(backend, **engine_settings)
         await engine.start()
-        service = Service(engine)
+        service = Service(engine, config or ServerConfig())
         service.ready(FrontEnd(engine, *text))
         listener = listen("127.0.0.1", 0)
         http = Http(http_config(service, ApiKeys(api_keys)))

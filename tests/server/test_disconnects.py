@@ -14,6 +14,7 @@ import pytest
 from server_kit import Server, raw_request, read_until, send_raw
 
 from potok.frontend import Generation
+from potok.obs.metrics import FINISHES
 
 COMPLETIONS = "/v1/completions"
 PROMPT = [7] * 20
@@ -149,18 +150,28 @@ def test_many_rounds_leave_nothing_behind(server: Server) -> None:
 
 
 def test_conservation(server: Server) -> None:
-    """After a mixture of everything: accepted = finished + aborted + failed, and the gauges are back at zero."""
+    """After a mixture of everything: each accepted call has ended in one way, and the gauges are back at zero."""
     script = server.script
     script.failing[(6, 6)] = 3
     for stream in (True, False):
         server.http.post(COMPLETIONS, json={"prompt": [1], "max_tokens": 2, "stream": stream})
         server.http.post(COMPLETIONS, json={"prompt": [6, 6], "max_tokens": 9, "stream": stream})
         server.http.post(COMPLETIONS, json={"prompt": [], "stream": stream})
+        server.http.post(COMPLETIONS, json={**LONG, "stream": stream, "timeout_ms": 60})
         connection = send_raw(server, COMPLETIONS, {**LONG, "stream": stream})
         server.eventually(lambda: running(server) == 1)
+        script.gate.clear()  # its step takes longer than the next call can wait
+        server.eventually(lambda: script.stuck)
+        late = send_raw(server, COMPLETIONS, {**LONG, "stream": stream, "timeout_ms": 40})
+        server.eventually(lambda: server.service.num_calls == 2)
+        time.sleep(0.05)
+        script.gate.set()
+        assert read_until(late, 1, b"deadline_exceeded").startswith(b"HTTP/1.1 504")
+        late.close()
         leaves(server, connection)
     count = server.metric
-    ends = sum(count("potok_requests_finished_total", reason=r) for r in ("stop", "length", "refused"))
-    ends += count("potok_requests_aborted_total") + count("potok_requests_failed_total")
+    ends = sum(count("potok_requests_finished_total", reason=reason) for reason in FINISHES)
+    ends += sum(count(f"potok_requests_{end}_total") for end in ("aborted", "failed", "timed_out"))
     assert count("potok_requests_accepted_total") == ends
-    assert count("potok_requests_failed_total") >= 2
+    assert count("potok_requests_failed_total") >= 2 and count("potok_requests_timed_out_total") >= 2
+    assert count("potok_requests_finished_total", reason="timeout") >= 2

@@ -16,6 +16,7 @@ import pytest
 from server_kit import Script, parse_events
 
 from potok.backends.modelled.scripted import ScriptedBackend
+from potok.config import ServerConfig
 from potok.engine.thread import threaded_client
 from potok.frontend import FrontEnd, TextModel
 from potok.server.app import create_app
@@ -138,7 +139,7 @@ def in_process(text: TextModel, work: Callable[[httpx.AsyncClient], Any]) -> Non
         engine = threaded_client(ScriptedBackend(Script().choose), max_model_len=CONTEXT)
         await engine.start()
         try:
-            service = Service(engine)
+            service = Service(engine, ServerConfig())
             service.ready(FrontEnd(engine, *text))
             transport = httpx.ASGITransport(create_app(service, ApiKeys()), raise_app_exceptions=True)
             headers = {"Content-Type": "application/json"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from potok.obs.metrics import RATE_WINDOW_S, Metrics, Rates
+from potok.obs.metrics import BOUNDS_MET, RATE_WINDOW_S, Metrics, Rates
 from potok.protocol import Stats
 
 
@@ -100,6 +100,39 @@ def test_a_call_is_timed_from_its_arrival() -> None:
     assert value(metrics, "potok_request_generation_tokens_sum") == 8
     assert value(metrics, 'potok_requests_finished_total{reason="length"}') == 1
     assert value(metrics, 'potok_requests_finished_total{reason="stop"}') == 0
+
+
+def test_what_the_scheduler_counts() -> None:
+    metrics = Metrics(lambda: Stats(waiting=2, waiting_tokens=70, padding_rows=9, timeouts=3, slow_steps=4))
+    expected = {
+        "prompt_tokens_waiting": 70,
+        "padding_rows_total": 9,
+        "choices_timed_out_total": 3,
+        "slow_steps_total": 4,
+    }
+    assert {name: value(metrics, f"potok_{name}") for name in expected} == expected
+
+
+def test_calls_that_met_a_bound_are_told_apart() -> None:
+    metrics = Metrics(Stats)
+    for status, code in ((429, "queue_full"), (429, "queue_full"), (429, "rate_limited"), (400, "out_of_range")):
+        metrics.rejected(status, code)
+    assert value(metrics, 'potok_requests_rejected_total{status="429"}') == 3
+    assert value(metrics, 'potok_requests_rejected_total{status="400"}') == 1
+    for reason, count in zip(BOUNDS_MET, (2, 0, 1), strict=True):
+        assert value(metrics, f'potok_requests_crowded_out_total{{reason="{reason}"}}') == count
+
+
+def test_a_deadline_outweighs_a_limit() -> None:
+    metrics = Metrics(Stats)
+    meter = metrics.accepted(0.0, 1)
+    for choice, reason in enumerate(("stop", "timeout", "length")):
+        meter.piece(choice, 1, reason)
+    meter.finished()
+    metrics.accepted(0.0, 1).timed_out()
+    assert value(metrics, 'potok_requests_finished_total{reason="timeout"}') == 1
+    assert value(metrics, 'potok_requests_finished_total{reason="length"}') == 0
+    assert value(metrics, "potok_requests_timed_out_total") == 1
 
 
 def test_two_servers_in_one_process_do_not_share_counters() -> None:

@@ -25,13 +25,7 @@ class OwnServer:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        flags = ["--port", "0", "--drain-seconds", "0"]
-        for name in EngineConfig.__dataclass_fields__:
-            value, flag = getattr(config, name), name.replace("_", "-")
-            if value is False:
-                flags.append(f"--no-{flag}")
-            elif name != "model" and value and value is not True:
-                flags += [f"--{flag}", str(value)]
+        flags = ["--port", "0", "--drain-seconds", "0", *flags_of(config)]
         # -P: a file named numpy.py in the current folder must not become ours.
         self._command = [sys.executable, "-P", "-c", COMMAND, "serve", config.model, *flags]
         self.url = ""
@@ -57,6 +51,20 @@ class OwnServer:
         pid = self._process.pid
         [engine] = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return cpu_seconds(pid), cpu_seconds(int(engine))
+
+
+def flags_of(config: EngineConfig) -> list[str]:
+    """Of `potok serve`, for all settings that are not the defaults, but for the model."""
+    flags: list[str] = []
+    for name, field in EngineConfig.__dataclass_fields__.items():
+        value, flag = getattr(config, name), name.replace("_", "-")
+        if name == "model" or value == field.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", "off" if name == "target_itl_ms" and not value else str(value)]
+    return flags
 
 
 def cpu_seconds(pid: int) -> float:

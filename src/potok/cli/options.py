@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from math import inf, nan
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from potok.config import CAPACITY_POLICIES, SCHEDULE_POLICIES, EngineConfig
+from potok.config import BATCHING_MODES, CAPACITY_POLICIES, SCHEDULE_POLICIES, EngineConfig
 from potok.errors import LoadError
 from potok.weights.default_model import find_default_model
 
@@ -54,6 +55,25 @@ def _capacity_policy(value: str) -> str:
 def _schedule_policy(value: str) -> str:
     if value not in SCHEDULE_POLICIES:
         raise typer.BadParameter(f"must be one of {', '.join(SCHEDULE_POLICIES)}, not {value}.")
+    return value
+
+
+def _batching(value: str) -> str:
+    if value not in BATCHING_MODES:
+        raise typer.BadParameter(f"must be one of {', '.join(BATCHING_MODES)}, not {value}.")
+    return value
+
+
+def parse_target(text: str | float) -> float:
+    """Milliseconds; "off" is 0."""
+    if text == "off":
+        return 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not 1 <= value < inf:
+        raise typer.BadParameter(f"must be a number of milliseconds from 1, or off, not {text}.")
     return value
 
 
@@ -132,8 +152,67 @@ SchedulePolicy = Annotated[
     typer.Option(
         "--schedule-policy",
         callback=_schedule_policy,
-        help="Who joins first: fcfs, the oldest; longest_prefix, who has most in the prefix cache, within bounds.",
+        help="Who joins first: fcfs, the oldest; priority, who has the lowest number in its body, with ageing; "
+        "longest_prefix, who has most in the prefix cache, within bounds; shortest, who has least to compute; "
+        "fair, whose API key was given the fewest tokens.",
     ),
+]
+Batching = Annotated[
+    str,
+    typer.Option(
+        "--batching",
+        callback=_batching,
+        help="When requests may join those that run: continuous, at every step; static, never: all that wait form a "
+        "batch, which runs until its longest member ends; dynamic, the same once a batch has been gathered; off, one "
+        "request at a time.",
+    ),
+]
+PaddingRows = Annotated[
+    bool,
+    typer.Option(
+        "--padding-rows/--no-padding-rows",
+        help="static, dynamic: go on computing members that have ended, as padding does, or skip them.",
+    ),
+]
+MaxWaitMs = Annotated[
+    float,
+    typer.Option("--max-wait-ms", min=0, max=60_000, help="dynamic: a batch is gathered for so long at most."),
+]
+MaxTokensPerBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens-per-batch",
+        min=1,
+        help="dynamic: or until its prompts have so many tokens.",
+        show_default="no limit",
+    ),
+]
+SchedulerDelayFactor = Annotated[
+    float,
+    typer.Option(
+        "--scheduler-delay-factor",
+        min=0,
+        help="continuous: while others run, prompts wait for up to so many times the last step that computed any, so "
+        "that more of them share one.",
+    ),
+]
+TargetItlMs = Annotated[
+    Any,
+    typer.Option(
+        "--target-itl-ms",
+        parser=parse_target,
+        metavar="MS|off",
+        help="Gap between two tokens of an answer to keep while prompts are computed.",
+    ),
+]
+Journal = Annotated[
+    str,
+    typer.Option(
+        "--journal", metavar="FILE", help="Record what the scheduler is told, for potok replay.", show_default="none"
+    ),
+]
+JournalRedact = Annotated[
+    bool, typer.Option("--journal-redact", help="Replace the token ids in the journal, each by another.")
 ]
 BlockSize = Annotated[
     int, typer.Option("--block-size", callback=_block_size, help="Tokens per KV block: 16, 32 or 64.")
@@ -189,6 +268,14 @@ class Given(TypedDict, total=False):
     activation_bits: int
     prefix_cache_dir: str
     swap_space: float
+    batching: str
+    padding_rows: bool
+    max_wait_ms: float
+    max_tokens_per_batch: int | None
+    scheduler_delay_factor: float
+    target_itl_ms: float
+    journal: str
+    journal_redact: bool
 
 
 def model_path(argument: str | None, option: str | None = None) -> Path:

@@ -8,7 +8,7 @@ import typer
 
 from potok.cli import options
 from potok.cli.api_keys import parse_keys
-from potok.config import MAX_UTILIZATION, ServerConfig
+from potok.config import CONTINUOUS, MAX_UTILIZATION, ServerConfig
 from potok.server.run import run
 
 
@@ -51,6 +51,39 @@ def serve(
     ] = None,
     prefix_cache_dir: options.PrefixCacheDir = "",
     swap_space: options.SwapSpace = 4.0,
+    batching: options.Batching = CONTINUOUS,
+    padding_rows: options.PaddingRows = True,
+    max_wait_ms: options.MaxWaitMs = 20.0,
+    max_tokens_per_batch: options.MaxTokensPerBatch = None,
+    scheduler_delay_factor: options.SchedulerDelayFactor = 0.0,
+    target_itl_ms: options.TargetItlMs = "100",
+    max_waiting: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Requests that may wait; more are answered 429 at once.")
+    ] = 1024,
+    max_waiting_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that their prompts may have together.", show_default="no limit"),
+    ] = None,
+    key_requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests of one API key that may be open at once, running or waiting. Callers without keys count as "
+            "one.",
+            show_default="no limit",
+        ),
+    ] = None,
+    key_tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of prompts and answers that one API key may have, as a steady rate; unused ones keep for a "
+            "minute.",
+            show_default="no limit",
+        ),
+    ] = None,
+    journal: options.Journal = "",
+    journal_redact: options.JournalRedact = False,
 ) -> int:
     engine_config = options.engine_config(
         options.model_path(model, model_option),
@@ -68,6 +101,14 @@ def serve(
         activation_bits=activation_bits,
         prefix_cache_dir=prefix_cache_dir,
         swap_space=swap_space,
+        batching=batching,
+        padding_rows=padding_rows,
+        max_wait_ms=max_wait_ms,
+        max_tokens_per_batch=max_tokens_per_batch,
+        scheduler_delay_factor=scheduler_delay_factor,
+        target_itl_ms=target_itl_ms,
+        journal=journal,
+        journal_redact=journal_redact,
     )
     server_config = ServerConfig(
         host=host,
@@ -75,5 +116,9 @@ def serve(
         served_model_name=served_model_name,
         drain_seconds=drain_seconds,
         api_keys=parse_keys(api_key or ()),
+        max_waiting=max_waiting,
+        max_waiting_tokens=max_waiting_tokens or 0,
+        key_requests=key_requests or 0,
+        key_tokens_per_minute=key_tokens_per_minute or 0,
     )
     return run(engine_config, server_config)

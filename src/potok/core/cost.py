@@ -7,13 +7,15 @@ reading one token's K and V for a row alone in its segment, c4 one row of a prom
 least squares of relative errors over some hundred steps, older ones counting less and less; k follows at once when the
 machine gets faster or slower as a whole, because its neighbours come and go.
 
-Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then.
+Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then. What it
+expects decides batches, so it must come out the same wherever a journal is replayed: hence fsum, while sum of floats
+has another rounding since Python 3.12.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import fsum, sqrt
 from typing import NamedTuple
 
 
@@ -138,8 +140,8 @@ class CostModel:
         if c is None:
             return
         # What is expected stays the same on average over the steps seen, so that k goes on following from where it is.
-        before = sum([b * old for b, old in zip(self._b, self._c, strict=True)])
-        after = sum([b * new for b, new in zip(self._b, c, strict=True)])
+        before = fsum([b * old for b, old in zip(self._b, self._c, strict=True)])
+        after = fsum([b * new for b, new in zip(self._b, c, strict=True)])
         self._k = min(max(self._k * before / after, 0.3), 3.0) if before > 0 else 1.0
         self._c = c
 
@@ -168,16 +170,16 @@ def _solved(lower: Sequence[Sequence[float]], b: Sequence[float], used: Sequence
     for i in range(n):
         for j in range(i + 1):
             p, q = max(used[i], used[j]), min(used[i], used[j])
-            s = lower[p][q] * scale[i] * scale[j] - sum([factor[i][k] * factor[j][k] for k in range(j)])
+            s = lower[p][q] * scale[i] * scale[j] - fsum([factor[i][k] * factor[j][k] for k in range(j)])
             if i == j:
                 factor[i][i] = sqrt(max(s, 0.0) + 1e-6)
             else:
                 factor[i][j] = s / factor[j][j]
     y = [0.0] * n
     for i in range(n):
-        y[i] = (b[used[i]] * scale[i] - sum([factor[i][k] * y[k] for k in range(i)])) / factor[i][i]
+        y[i] = (b[used[i]] * scale[i] - fsum([factor[i][k] * y[k] for k in range(i)])) / factor[i][i]
     x = [0.0] * len(b)
     for i in reversed(range(n)):
-        y[i] = (y[i] - sum([factor[k][i] * y[k] for k in range(i + 1, n)])) / factor[i][i]
+        y[i] = (y[i] - fsum([factor[k][i] * y[k] for k in range(i + 1, n)])) / factor[i][i]
         x[used[i]] = y[i] * scale[i]
     return x

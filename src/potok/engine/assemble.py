@@ -83,6 +83,7 @@ def assemble(
             isa=info.isa,
             kv_cache_bytes=pool.num_blocks * config.block_size * info.kv_bytes_per_token,
             notes=[*notes, *backend.info.notes],
+            schedule_policy=SCHEDULE_POLICIES[config.schedule_policy],
         ),
         second.store,
         recorded.journal,

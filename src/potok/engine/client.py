@@ -17,7 +17,7 @@ from potok.engine.host import EngineHost, EngineProcess
 from potok.engine.ipc import ClientEnd
 from potok.errors import EngineDead, LoadError
 from potok.finish import Finish
-from potok.params import SHARED_BY_ALL, Sharing
+from potok.params import USUAL_TERMS, Terms
 from potok.protocol import (
     CacheContents,
     CachedPrefix,
@@ -57,6 +57,7 @@ class EngineClient:
         self._sinks: dict[int, Sink] = {}
         self._questions: dict[int, asyncio.Future[list[CachedPrefix]]] = {}
         self._stats = Stats()
+        self._submits = 0
         self._info: EngineInfo | None = None
         self._heard = time.monotonic()
         self._spawned = False
@@ -161,6 +162,11 @@ class EngineClient:
         return self._stats
 
     @property
+    def unseen(self) -> int:
+        """Requests sent that `stats` do not count yet."""
+        return self._submits - self._stats.submits
+
+    @property
     def dead(self) -> bool:
         return self._death is not None
 
@@ -181,14 +187,15 @@ class EngineClient:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, sharing: Sharing = SHARED_BY_ALL
+        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, terms: Terms = USUAL_TERMS
     ) -> int:
         """Starts a request; returns the id for `cancel`. Raises EngineDead. `sink` is never called from in here."""
         if self._death is not None:
             raise EngineDead(f"the engine stopped: {self._death}")
         id = next(self._ids)
         self._sinks[id] = sink
-        self._send(Submit(id, prompt, max_tokens, sampling, sharing.namespace, sharing.salt))
+        self._submits += 1
+        self._send(Submit.on(terms, id, prompt, max_tokens, sampling))
         return id
 
     def cancel(self, id: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from potok.engine.serve import Engine, serve_engine
 from potok.errors import EngineDead
 from potok.finish import Finish
-from potok.params import SHARED_BY_ALL, Sharing
+from potok.params import USUAL_TERMS, Terms
 from potok.protocol import (
     Cancel,
     Chunk,
@@ -52,10 +52,10 @@ class LocalEngine:
         return self._mailbox.death is not None
 
     def submit(
-        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, sharing: Sharing = SHARED_BY_ALL
+        self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, terms: Terms = USUAL_TERMS
     ) -> int:
         """Starts a request; returns the id for `cancel`. Raises EngineDead."""
-        return self._mailbox.submit(prompt, max_tokens, sampling, sink, sharing)
+        return self._mailbox.submit(prompt, max_tokens, sampling, sink, terms)
 
     def cancel(self, id: int) -> None:
         """Forgets the request: but for a chunk on its way right now, its sink is not called again."""
@@ -77,13 +77,13 @@ class _Mailbox:
         self._lock = threading.Lock()  # of _sinks and death
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
 
-    def submit(self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, sharing: Sharing) -> int:
+    def submit(self, prompt: list[int], max_tokens: int, sampling: Sampling, sink: Sink, terms: Terms) -> int:
         with self._lock:
             if self.death is not None:
                 raise EngineDead(f"the engine stopped: {self.death}")
             id = next(self._ids)
             self._sinks[id] = sink
-        self._inbox.put(Submit(id, prompt, max_tokens, sampling, sharing.namespace, sharing.salt))
+        self._inbox.put(Submit.on(terms, id, prompt, max_tokens, sampling))
         return id
 
     def cancel(self, id: int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from potok.backends.api import Backend, Sampled
 from potok.backends.inputs import pack
@@ -77,6 +79,8 @@ class EngineLoop:
         self._connection = connection
         self._store = store or NoStore()
         self._live: dict[int, Live] = {}
+        self._held: dict[int, Chunk] = {}  # last tokens of requests whose end is told with that of their batch
+        self._submits = 0
         self._refused: list[Chunk] = []
         self._rows = RowBuilder()
         self._said_slow = False
@@ -92,6 +96,7 @@ class EngineLoop:
                     case Cancel():
                         self._scheduler.cancel(message.id)
                         self._live.pop(message.id, None)
+                        self._held.pop(message.id, None)
                     case DescribeCache():
                         self._connection.send(CacheContents(message.id, self._describe(message)))
                     case Shutdown():
@@ -100,7 +105,7 @@ class EngineLoop:
             batch = self._scheduler.schedule(_now_us())
             self._store.begin(self._scheduler.take_transfers())
             chunks, self._refused = self._refused, []
-            chunks += [self._chunk(delta, None) for delta in self._scheduler.take_ended()]
+            chunks += [self._end(delta) for delta in self._scheduler.take_ended()]
             if batch is not None:
                 chunks += self._step(batch)
             self._connection.send(Step(chunks, self._stats()))
@@ -108,13 +113,27 @@ class EngineLoop:
             patience = self._patience(batch)
 
     def _accept(self, message: Submit) -> None:
+        self._submits += 1
         reject = refusal(message, self._backend.info.vocab_size)
         if reject is None:
             stop_ids = frozenset(message.sampling.stop_ids)
             tokens = array("i", message.prompt)
             domain = Domain(namespace=message.namespace, salt=message.salt)
             rate_until = len(tokens) if message.sampling.prompt_logprobs >= 0 else 0
-            request = Request(message.id, tokens, len(tokens), message.max_tokens, stop_ids, domain, rate_until)
+            request = Request(
+                message.id,
+                tokens,
+                len(tokens),
+                message.max_tokens,
+                stop_ids,
+                domain,
+                rate_until,
+                arrived_us=message.arrived_us or _now_us(),
+                first_by_us=message.first_by_us,
+                ends_by_us=message.ends_by_us,
+                priority=message.priority,
+                whole=message.whole,
+            )
             reject = self._scheduler.submit(request)
         if reject is None:
             self._live[message.id] = Live(message.sampling, RowState(message.sampling, message.prompt), request, tokens)
@@ -140,7 +159,7 @@ class EngineLoop:
         started = _now_us()
         sampled = self._backend.step(inputs, rows)
         deltas = self._scheduler.commit(batch, sampled.ids.tolist(), _now_us() - started)
-        return self._ratings(batch, sampled) + [self._chunk(delta, sampled) for delta in deltas]
+        return [*self._ratings(batch, sampled), *self._chunks(deltas, sampled)]
 
     def _ratings(self, batch: Batch, sampled: Sampled) -> list[Chunk]:
         """Log-probabilities of prompts' tokens, ahead of whatever else the step gave those requests."""
@@ -154,16 +173,35 @@ class EngineLoop:
             first += segment.num_rows
         return chunks
 
-    def _chunk(self, delta: Delta, sampled: Sampled | None) -> Chunk:
-        """sampled: of the step that gave the delta; None: it was no step."""
+    def _chunks(self, deltas: Sequence[Delta], sampled: Sampled) -> Iterator[Chunk]:
+        """sampled: of the step that gave the deltas."""
+        for delta in deltas:
+            if delta.token is None:
+                yield self._end(delta)
+                continue
+            chunk = self._chunk(delta, delta.token, sampled)
+            if delta.finish is None and self._live[delta.id].request.finish is not None:
+                self._held[delta.id] = chunk  # its last token: the reader has to know that, to spell it
+            else:
+                yield chunk
+
+    def _chunk(self, delta: Delta, token: int, sampled: Sampled) -> Chunk:
         sampling, row, request, _ = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
-        if delta.token is None or sampled is None:
-            error = "the model's output for this request was not finite" if delta.finish is Finish.ERROR else None
-            return Chunk(delta.id, [], delta.finish, error=error)
-        row.push(delta.token)
+        row.push(token)
         logprobs = [token_logprobs(sampled, delta.row, sampling.logprobs)] if sampling.logprobs >= 0 else None
         hashes = [int(sampled.hashes[delta.row])] if sampling.logit_hash else None
-        return Chunk(delta.id, [delta.token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=request.cached)
+        return Chunk(delta.id, [token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=request.cached)
+
+    def _end(self, delta: Delta) -> Chunk:
+        """An end that brings no token, unless one was held back for it."""
+        request = self._live.pop(delta.id).request
+        held = self._held.pop(delta.id, None)
+        if held is not None:
+            return msgspec.structs.replace(held, finish=delta.finish)
+        if delta.finish is Finish.TIMEOUT:
+            late = lateness(request, _now_us())
+            return Chunk(delta.id, [], delta.finish, error=late.message, param=late.param)
+        return Chunk(delta.id, [], delta.finish, error="the model's output for this request was not finite")
 
     def _describe(self, asked: DescribeCache) -> list[CachedPrefix]:
         found = self._scheduler.top_prefixes(asked.top, asked.namespace)
@@ -210,6 +248,7 @@ class EngineLoop:
             timeouts=counters.timeouts,
             slow_steps=counters.slow_steps,
             place_us=scheduler.place_us() if scheduler.waiting else 0,
+            submits=self._submits,
         )
 
     def _say_once_that_it_is_slow(self) -> None:
@@ -248,6 +287,19 @@ def refusal(request: Submit, vocab_size: int) -> Reject | None:
         if count > vocab_size:
             return Reject(f"{field} must be at most {vocab_size}, not {count}.", field)
     return None
+
+
+def lateness(request: Request, now_us: int) -> Reject:
+    """Which deadline ended the request, and when."""
+    first = request.first_by_us if len(request.tokens) == request.prompt_len else 0
+    if first and first <= (request.ends_by_us or first):
+        param, what, by_us = "ttft_timeout_ms", "the first token", first
+    else:
+        param, what, by_us = "timeout_ms", "the answer", request.ends_by_us
+    allowed_ms, passed_ms = ((us - request.arrived_us) // 1000 for us in (by_us, now_us))
+    return Reject(
+        f"{param} is {allowed_ms}, but {what} cannot come by then; the request was ended after {passed_ms} ms.", param
+    )
 
 
 def rating(token: int, count: int) -> RowState:

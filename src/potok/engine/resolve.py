@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from potok.config import CAPACITY_POLICIES, GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
+from potok.config import (
+    BATCHING_MODES,
+    CAPACITY_POLICIES,
+    CONTINUOUS,
+    DYNAMIC,
+    GUARANTEED_NO_EVICT,
+    SCHEDULE_POLICIES,
+    STATIC,
+    EngineConfig,
+)
 from potok.engine.machine import Machine
 from potok.engine.probe import StepTime
 from potok.errors import LoadError
@@ -29,6 +38,8 @@ TARGET_PART = 0.75
 TARGETS_OF_A_STEP = 3
 #: Of the memory that is left when the weights are loaded, the KV pool takes this part.
 KV_SHARE = 0.5
+
+DEFAULTS = EngineConfig(model="")
 
 #: A step should take about this long: the pace at which running requests get tokens while prompts are computed.
 STEP_SECONDS = 0.08
@@ -79,6 +90,9 @@ def check(config: EngineConfig, context_length: int) -> None:
         raise LoadError(
             f"schedule_policy must be one of {', '.join(SCHEDULE_POLICIES)}, not {config.schedule_policy!r:.80}."
         )
+    _check_batching(config)
+    if config.journal_redact and not config.journal:
+        raise LoadError("journal_redact is given, but no journal; give the file of one, or leave it out.")
     if config.kv_cache_memory and config.kv_cache_tokens:
         raise LoadError("kv_cache_memory and kv_cache_tokens ask for the same in two units; give one of them.")
     if config.prefix_cache_dir and not config.enable_prefix_caching:
@@ -98,6 +112,31 @@ def check(config: EngineConfig, context_length: int) -> None:
         raise LoadError(
             f"max_model_len is {config.max_model_len}, but the model's context is {context_length} tokens; lower it."
         )
+
+
+#: Settings of EngineConfig that are of use in some batching modes only.
+OF_MODES = {
+    "padding_rows": (STATIC, DYNAMIC),
+    "max_wait_ms": (DYNAMIC,),
+    "max_tokens_per_batch": (DYNAMIC,),
+    "scheduler_delay_factor": (CONTINUOUS,),
+}
+
+
+def _check_batching(config: EngineConfig) -> None:
+    if config.batching not in BATCHING_MODES:
+        raise LoadError(f"batching must be one of {', '.join(BATCHING_MODES)}, not {config.batching!r:.80}.")
+    for name in ("max_wait_ms", "max_tokens_per_batch", "scheduler_delay_factor", "target_itl_ms"):
+        value = getattr(config, name)
+        if not 0 <= value < inf:
+            raise LoadError(f"{name} must be at least 0, not {value}.")
+    for name, modes in OF_MODES.items():
+        value, default = getattr(config, name), getattr(DEFAULTS, name)
+        if value != default and config.batching not in modes:
+            raise LoadError(
+                f"{name} is {value}, but it has a meaning only with batching {' or '.join(modes)}, and that is "
+                f"{config.batching}; leave out one of them."
+            )
 
 
 def threads(asked: int, machine: Machine) -> Choice:

@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from potok.backends.api import AllocatingBackend
 from potok.config import EngineConfig
@@ -26,8 +27,12 @@ def threaded_client(
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 256,
     max_model_len: int = 0,
+    **settings: Any,
 ) -> EngineClient:
-    """A client, still to be started, of an engine over `backend` on a thread. max_model_len 0: as much as fits."""
+    """A client, still to be started, of an engine over `backend` on a thread. max_model_len 0: as much as fits.
+
+    settings: others of EngineConfig.
+    """
     info = backend.info
     config = EngineConfig(
         model="",
@@ -36,6 +41,7 @@ def threaded_client(
         max_model_len=max_model_len,
         kv_cache_memory=num_blocks * info.block_size * info.kv_bytes_per_token,
         block_size=info.block_size,
+        **settings,
     )
 
     def build() -> Engine:

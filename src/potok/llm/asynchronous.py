@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
@@ -18,7 +19,7 @@ from potok.frontend import FrontEnd, TextModel, open_text_model
 from potok.llm.outputs import CompletionOutput, RequestOutput, of_prompt
 from potok.llm.prompts import Message, OnePrompt, prompt_of
 from potok.llm.settings import Settings
-from potok.params import SamplingParams, Sharing, check_salt
+from potok.params import SamplingParams, Sharing, Terms, check_salt, terms_of
 from potok.weights.default_model import find_default_model
 
 
@@ -95,7 +96,13 @@ class AsyncLLM:
         await self.close()
 
     def generate(
-        self, prompt: OnePrompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: OnePrompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_ms: int | None = None,
+        ttft_timeout_ms: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt. Every output holds all that is there so far; the last is `finished`.
 
@@ -103,14 +110,18 @@ class AsyncLLM:
         too: only prompts with the same salt share their KV.
         sampling_params: None is the default, 16 tokens at temperature 1. Leaving the loop early ends the request; where
         the code in the loop may raise or be cancelled, `contextlib.aclosing` makes that certain at once.
-        Raises ClientError when anything is out of bounds, ServerError when the request failed.
+        priority: lower comes earlier; needs `schedule_policy="priority"`.
+        timeout_ms, ttft_timeout_ms: from now until the answer ends with what is there, and until it must have begun.
+        Raises ClientError when anything is out of bounds, ServerError when the request failed, DeadlineExceeded when it
+        has no token by a deadline.
         """
         frontend = self.frontend
         params = sampling_params or SamplingParams()
         content, salt = prompt_of(prompt, "prompt")
+        terms = _terms(salt, priority, timeout_ms, ttft_timeout_ms)
         if isinstance(content, str):
-            return self._answer(frontend, content, partial(frontend.encode_prompt, content), params, "prompt", salt)
-        return self._answer(frontend, None, partial(_given, content), params, "prompt", salt)
+            return self._answer(frontend, content, partial(frontend.encode_prompt, content), params, "prompt", terms)
+        return self._answer(frontend, None, partial(_given, content), params, "prompt", terms)
 
     def chat(
         self,
@@ -118,6 +129,9 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str | None = None,
+        priority: int = 0,
+        timeout_ms: int | None = None,
+        ttft_timeout_ms: int | None = None,
         **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers a dialogue of messages {"role", "content"}, as `generate` does a prompt.
@@ -125,11 +139,11 @@ class AsyncLLM:
         sampling_params: None is the rest of the context at temperature 1. cache_salt: only calls with the same share
         their KV.
         """
-        salt = "" if cache_salt is None else check_salt(cache_salt)
+        terms = _terms("" if cache_salt is None else check_salt(cache_salt), priority, timeout_ms, ttft_timeout_ms)
         frontend = self.frontend
         params = sampling_params or SamplingParams(max_tokens=None)
         encode = partial(frontend.encode_chat, [dict(message) for message in messages], **template_arguments)
-        return self._answer(frontend, None, encode, params, "messages", salt)
+        return self._answer(frontend, None, encode, params, "messages", terms)
 
     async def _answer(
         self,
@@ -138,12 +152,12 @@ class AsyncLLM:
         encode: Callable[[], Awaitable[list[int]]],
         params: SamplingParams,
         field: str,
-        salt: str,
+        terms: Terms,
     ) -> AsyncGenerator[RequestOutput, None]:
         name = str(next(self._numbers))
         ids = await encode()
         choices = [CompletionOutput(index) for index in range(params.n)]
-        async with frontend.generate(ids, params, field, Sharing(salt=salt)) as generation:
+        async with frontend.generate(ids, params, field, terms) as generation:
             prompt_logprobs = None
             async for piece in generation:
                 choices[piece.index].add(piece)
@@ -158,6 +172,17 @@ class AsyncLLM:
                     prompt_logprobs,
                     generation.cached_tokens,
                 )
+
+
+def _terms(salt: str, priority: int, timeout_ms: int | None, ttft_timeout_ms: int | None) -> Terms:
+    return terms_of(
+        Sharing(salt=salt),
+        priority=priority,
+        arrived_us=time.monotonic_ns() // 1000,
+        timeout_ms=timeout_ms,
+        ttft_timeout_ms=ttft_timeout_ms,
+        whole=False,
+    )
 
 
 async def _given(ids: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,11 @@ from potok.engine.build import build_engine
 from potok.engine.local import LocalEngine
 from potok.errors import PotokError
 from potok.finish import Finish
-from potok.frontend import Resolved, TextModel, failure, open_text_model, resolve
+from potok.frontend import Resolved, TextModel, check_priority, failure, open_text_model, resolve
 from potok.llm.outputs import CompletionOutput, RequestOutput, of_prompt
-from potok.llm.prompts import Message, Prompt, Prompts, dialogues_of, one_for_each, prompts_of
+from potok.llm.prompts import Message, Prompt, Prompts, dialogues_of, one_for_each, priorities_of, prompts_of
 from potok.llm.settings import Settings
-from potok.params import SamplingParams, Sharing, check_salt
+from potok.params import SamplingParams, Sharing, Terms, check_salt, terms_of
 from potok.protocol import Chunk
 from potok.text.assembler import ChoiceAssembler, PromptAssembler
 from potok.weights.default_model import find_default_model
@@ -37,7 +38,7 @@ class _Asked(NamedTuple):
     ids: list[int]
     params: SamplingParams
     resolved: Resolved
-    sharing: Sharing
+    terms: Terms
 
 
 class _Choice:
@@ -95,6 +96,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        priority: int | Sequence[int] = 0,
+        timeout_ms: int | None = None,
+        ttft_timeout_ms: int | None = None,
     ) -> list[RequestOutput]:
         """Continues every prompt; answers come in the order of the prompts.
 
@@ -102,12 +106,17 @@ class LLM:
         have a "cache_salt" too: only prompts with the same salt share their KV.
         sampling_params: one for all, or one for each; None is the default, 16 tokens at temperature 1.
         progress: draws a bar on the terminal.
-        Raises ClientError, before anything is computed, when a prompt or parameter is out of bounds, and ServerError,
-        after all others have ended, when one failed. KeyboardInterrupt cancels all.
+        priority: of all, or of each; lower comes earlier; needs `schedule_policy="priority"`.
+        timeout_ms, ttft_timeout_ms: from now until every answer ends with what is there ("length"), and until it must
+        have begun.
+        Raises ClientError, before anything is computed, when a prompt or parameter is out of bounds, ServerError,
+        after all others have ended, when one failed, and DeadlineExceeded when none has a token by a deadline.
+        KeyboardInterrupt cancels all.
         """
         listed = prompts_of(prompts)
+        terms = _terms(priorities_of(priority, len(listed)), timeout_ms, ttft_timeout_ms)
         asked = [
-            self._ask(prompt, params, f"prompts[{i}]" if len(listed) > 1 else "prompt")
+            self._ask(prompt, params, f"prompts[{i}]" if len(listed) > 1 else "prompt", terms[i])
             for i, (prompt, params) in enumerate(one_for_each(listed, sampling_params, SamplingParams()))
         ]
         return self._answer(asked, progress)
@@ -119,6 +128,9 @@ class LLM:
         *,
         progress: bool = False,
         cache_salt: str | None = None,
+        priority: int | Sequence[int] = 0,
+        timeout_ms: int | None = None,
+        ttft_timeout_ms: int | None = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """Answers a dialogue, or a list of dialogues, of messages {"role", "content"}, as `generate` does prompts.
@@ -126,19 +138,23 @@ class LLM:
         sampling_params: None is the rest of the context at temperature 1. cache_salt: of all these dialogues.
         """
         salt = "" if cache_salt is None else check_salt(cache_salt)
-        encoded = [self._text.chat.encode(dialogue, **template_arguments) for dialogue in dialogues_of(messages)]
+        dialogues = dialogues_of(messages)
+        terms = _terms(priorities_of(priority, len(dialogues)), timeout_ms, ttft_timeout_ms)
+        encoded = [self._text.chat.encode(dialogue, **template_arguments) for dialogue in dialogues]
         asked = [
-            self._ask(Prompt(ids, salt), params, "messages")
-            for ids, params in one_for_each(encoded, sampling_params, SamplingParams(max_tokens=None))
+            self._ask(Prompt(ids, salt), params, "messages", terms[i])
+            for i, (ids, params) in enumerate(one_for_each(encoded, sampling_params, SamplingParams(max_tokens=None)))
         ]
         return self._answer(asked, progress)
 
-    def _ask(self, prompt: Prompt, params: SamplingParams, field: str) -> _Asked:
+    def _ask(self, prompt: Prompt, params: SamplingParams, field: str, terms: Terms) -> _Asked:
         tokenizer = self._text.tokenizer
         content, salt = prompt
         ids = tokenizer.encode_prompt(content, field) if isinstance(content, str) else content
+        check_priority(terms.priority, self._engine.info)
         resolved = resolve(ids, params, self._engine.info, tokenizer.end_ids, field)
-        return _Asked(content if isinstance(content, str) else None, ids, params, resolved, Sharing(salt=salt))
+        terms = terms._replace(sharing=Sharing(salt=salt))
+        return _Asked(content if isinstance(content, str) else None, ids, params, resolved, terms)
 
     def _answer(self, asked: list[_Asked], progress: bool) -> list[RequestOutput]:
         if _in_event_loop():
@@ -176,6 +192,7 @@ class LLM:
         engine = self._engine
         chunks: SimpleQueue[tuple[_Choice, Chunk]] = SimpleQueue()
         first_error: PotokError | None = None
+        too_late: PotokError | None = None
         live = len(choices)
         try:
             waiting = iter(choices)
@@ -187,7 +204,7 @@ class LLM:
                         chunks.put((choice, Chunk(0, [], Finish.LENGTH)))
                     else:
                         sink = partial(_put, chunks, choice)
-                        choice.id = engine.submit(one.ids, max_tokens, sampling, sink, one.sharing)
+                        choice.id = engine.submit(one.ids, max_tokens, sampling, sink, one.terms)
             while live:
                 choice, chunk = chunks.get()
                 if choice.output.finish_reason is not None:
@@ -196,6 +213,8 @@ class LLM:
                     first_error = first_error or failure(chunk, engine)
                     choice.output.finish_reason = "error"
                 else:
+                    if chunk.finish is Finish.TIMEOUT:
+                        too_late = too_late or failure(chunk, engine)
                     choice.add(chunk)
                 if choice.output.finish_reason is not None:
                     live -= 1
@@ -207,6 +226,8 @@ class LLM:
             for choice in choices:
                 if choice.id is not None:
                     engine.cancel(choice.id)
+        if too_late is not None and not any(choice.output.token_ids for choice in choices):
+            first_error = first_error or too_late
         if first_error is not None:
             raise first_error
 
@@ -221,6 +242,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _terms(priorities: list[int], timeout_ms: int | None, ttft_timeout_ms: int | None) -> list[Terms]:
+    """Of each prompt; all count from now."""
+    now_us = time.monotonic_ns() // 1000
+    timeouts = {"timeout_ms": timeout_ms, "ttft_timeout_ms": ttft_timeout_ms}
+    return [terms_of(Sharing(), priority=one, arrived_us=now_us, whole=True, **timeouts) for one in priorities]
 
 
 def _put(chunks: SimpleQueue[tuple[_Choice, Chunk]], choice: _Choice, chunk: Chunk) -> None:

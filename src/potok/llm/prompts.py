@@ -61,6 +61,19 @@ def dialogues_of(given: Sequence[Message] | Sequence[Sequence[Message]]) -> list
     return [[dict(message) for message in dialogue] for dialogue in cast(Sequence[Sequence[Message]], given)]
 
 
+def priorities_of(given: int | Sequence[int], num_prompts: int) -> list[int]:
+    """One for each prompt. Their bounds are checked later."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return [given] * num_prompts  # type: ignore[list-item]
+    if len(given) != num_prompts:
+        raise ClientError(
+            f"priority has {len(given)} entries for {num_prompts} prompts; give one, or one for each.",
+            "priority",
+            "out_of_range",
+        )
+    return list(given)
+
+
 def one_for_each(
     items: Sequence[T], params: SamplingParams | Sequence[SamplingParams] | None, default: SamplingParams
 ) -> Iterator[tuple[T, SamplingParams]]:

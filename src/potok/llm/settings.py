@@ -24,3 +24,9 @@ class Settings(TypedDict, total=False):
     journal_redact: bool
     prefix_cache_dir: str
     swap_space: float
+    batching: str
+    padding_rows: bool
+    max_wait_ms: float
+    max_tokens_per_batch: int
+    scheduler_delay_factor: float
+    target_itl_ms: float

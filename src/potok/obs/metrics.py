@@ -3,7 +3,7 @@
 Two sources: the engine's last `Stats`, read when somebody asks for the metrics (the engine itself is not asked), and
 the calls as the server sees them. A call is one HTTP request for a generation, whatever its number of choices:
 
-    received = accepted + rejected          accepted = finished + aborted + failed + in flight
+    received = accepted + rejected          accepted = finished + aborted + failed + timed out + in flight
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ RATE_WINDOW_S = 5.0
 _LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0)
 _GAP_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+#: How a call that was answered ended: `reason` of the counter of finished ones.
+FINISHES = ("stop", "length", "timeout", "refused")
+
+#: Codes of the errors that say that a bound is met.
+BOUNDS_MET = ("queue_full", "too_many_requests", "rate_limited")
 
 
 class _Sample(NamedTuple):
@@ -74,6 +81,7 @@ class _EngineCollector(Collector):
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         yield _gauge("requests_running", "Choices that take part in the engine's steps.", stats.running)
         yield _gauge("requests_waiting", "Choices that wait to be admitted by the engine.", stats.waiting)
+        yield _gauge("prompt_tokens_waiting", "Tokens of their prompts.", stats.waiting_tokens)
         yield _gauge(
             "kv_cache_usage_ratio",
             "Part of the KV blocks that requests need now, 0 to 1; what the prefix cache alone holds is not in use.",
@@ -98,6 +106,15 @@ class _EngineCollector(Collector):
         yield _counter("prompt_tokens", "Prompt tokens computed, some again after a preemption.", stats.prompt_tokens)
         yield _counter("generation_tokens", "Tokens sampled.", stats.generation_tokens)
         yield _counter("preemptions", "Times a running choice gave up its KV blocks.", stats.preemptions)
+        yield _counter("choices_timed_out", "Choices that their deadline ended.", stats.timeouts)
+        yield _counter(
+            "padding_rows", "Rows computed for finished members of a static or dynamic batch.", stats.padding_rows
+        )
+        yield _counter(
+            "slow_steps",
+            "Steps whose answers alone were expected to take longer than --target-itl-ms.",
+            stats.slow_steps,
+        )
         yield from self._prefix_cache(stats)
         yield _counter("engine_steps", "Steps of the engine.", stats.steps)
         yield _counter("engine_busy_seconds", "Time inside the engine's steps.", stats.busy_us / 1e6)
@@ -167,15 +184,25 @@ class Metrics:
         self._rejected = Counter(
             "potok_requests_rejected", "Calls refused before any work, by HTTP status.", ["status"], registry=registry
         )
+        self._crowded = Counter(
+            "potok_requests_crowded_out",
+            'Of the rejected calls, those that met a bound; reason: "queue_full", or of one API key '
+            '"too_many_requests" or "rate_limited".',
+            ["reason"],
+            registry=registry,
+        )
         self._finished = Counter(
             "potok_requests_finished",
-            'Calls answered in full; reason: "stop" when every choice ended by itself, "length" when one met a limit, '
-            '"refused" when the engine could not take it.',
+            'Calls that were answered; reason: "stop" when every choice ended by itself, "length" when one met a '
+            'limit, "timeout" when one was cut short by its deadline, "refused" when the engine could not take it.',
             ["reason"],
             registry=registry,
         )
         self._aborted = Counter("potok_requests_aborted", "Calls whose client left before the end.", registry=registry)
         self._failed = Counter("potok_requests_failed", "Calls that failed in the engine.", registry=registry)
+        self._timed_out = Counter(
+            "potok_requests_timed_out", "Calls that got no token before their deadline.", registry=registry
+        )
         self._first_token = Histogram(
             "potok_time_to_first_token_seconds",
             "From the arrival of a call to its first token.",
@@ -200,8 +227,10 @@ class Metrics:
         self._generation = Histogram(
             "potok_request_generation_tokens", "Tokens of an answered call.", buckets=_TOKENS, registry=registry
         )
-        for reason in ("stop", "length", "refused"):
+        for reason in FINISHES:
             self._finished.labels(reason)  # a counter that stands at 0 can be alerted on
+        for reason in BOUNDS_MET:
+            self._crowded.labels(reason)
 
     def sample(self) -> None:
         """Notes the totals for the rates; call it about once a second."""
@@ -211,8 +240,11 @@ class Metrics:
         """The exposition format, version 0.0.4."""
         return generate_latest(self._registry)
 
-    def rejected(self, status: int) -> None:
+    def rejected(self, status: int, code: str | None = None) -> None:
+        """code: of the error."""
         self._rejected.labels(str(status)).inc()
+        if code in BOUNDS_MET:
+            self._crowded.labels(code).inc()
 
     def accepted(self, arrived_s: float, prompt_tokens: int) -> CallMeter:
         """Begins the account of a call that arrived at `arrived_s`; exactly one of the meter's ends must follow."""
@@ -234,7 +266,7 @@ class CallMeter:
         self.tokens = 0
 
     def piece(self, choice: int, num_tokens: int, finish_reason: str | None) -> None:
-        """Notes what one choice gained just now."""
+        """Notes what one choice gained just now. finish_reason: one of FINISHES at its end."""
         now_s = self._metrics.clock()
         last_s = self._last_s.get(choice)
         if last_s is not None:
@@ -243,8 +275,8 @@ class CallMeter:
             self._metrics._first_token.observe(now_s - self._arrived_s)
         self._last_s[choice] = now_s
         self.tokens += num_tokens
-        if finish_reason == "length":
-            self._reason = "length"
+        if finish_reason in ("length", "timeout") and self._reason != "timeout":
+            self._reason = finish_reason
 
     def finished(self) -> None:
         metrics = self._metrics
@@ -256,6 +288,10 @@ class CallMeter:
     def refused(self) -> None:
         """The engine found that it can never compute this call."""
         self._metrics._finished.labels("refused").inc()
+
+    def timed_out(self) -> None:
+        """Its deadline came, or could only be missed, before it had a token."""
+        self._metrics._timed_out.inc()
 
     def aborted(self) -> None:
         self._metrics._aborted.inc()

@@ -8,15 +8,19 @@ at most choices times max_model_len of them, whatever the client does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from potok.errors import ClientError, PotokError, Unavailable
+from potok.errors import ClientError, DeadlineExceeded, PotokError, Unavailable
 from potok.frontend import FrontEnd, Piece
 from potok.obs.metrics import CallMeter
+from potok.server.admission import Ticket
+from potok.server.arrival import arrived_us, timeouts_of
 from potok.server.body import Disconnected, read_json
+from potok.server.caller import Caller
 from potok.server.dialects.openai import Open
 from potok.server.dialects.openai_errors import body_of, status_of
 from potok.server.dialects.openai_reply import Events, Reply, Whole, event
@@ -31,6 +35,9 @@ _STREAM_HEADERS = [
 ]
 
 
+_Note = Callable[[Sequence[Piece]], None]
+
+
 class Answer(Response):
     """Reads a call's body, starts it, and sends its answer. The client may leave at any moment: the call ends then."""
 
@@ -40,20 +47,22 @@ class Answer(Response):
         self._open_call = open_call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics = self._service.metrics
-        arrived_s = metrics.clock()
-        with self._service.call():
+        namespace = namespace_of(scope)
+        with self._service.call(), self._service.admission.ticket(namespace) as ticket:
             try:
                 frontend = self._service.entrance()
+                timeouts = timeouts_of(scope)
+                ticket.knock()
                 body = await read_json(scope, receive)
             except Disconnected:
                 return
             except ClientError as error:
-                metrics.rejected(status_of(error))
+                self._service.metrics.rejected(status_of(error), error.code)
                 await send_error(scope, receive, send, error)
                 return
             exchange = _Exchange(scope, receive, send)
-            serving = asyncio.create_task(self._serve(exchange, frontend, body, arrived_s))
+            caller = Caller(namespace, arrived_us(scope), timeouts, ticket)
+            serving = asyncio.create_task(self._serve(exchange, frontend, body, caller, ticket))
             await self._watch(exchange, serving)
 
     async def _watch(self, exchange: _Exchange, serving: asyncio.Task[None]) -> None:
@@ -71,17 +80,24 @@ class Answer(Response):
         elif cut.done():
             await exchange.fail(Unavailable("the server is shutting down; try another one.", code="shutting_down"))
 
-    async def _serve(self, exchange: _Exchange, frontend: FrontEnd, body: object, arrived_s: float) -> None:
+    async def _serve(
+        self, exchange: _Exchange, frontend: FrontEnd, body: object, caller: Caller, ticket: Ticket
+    ) -> None:
         metrics = self._service.metrics
         try:
-            reply = await self._open_call(frontend, body, namespace_of(exchange.scope))
+            reply = await self._open_call(frontend, body, caller)
         except Exception as error:
-            metrics.rejected(status_of(error))
+            metrics.rejected(status_of(error), error.code if isinstance(error, ClientError) else None)
             await exchange.fail(error)
             return
-        meter = metrics.accepted(arrived_s, reply.prompt_tokens)
+        ticket.begin(reply.prompt_tokens)
+        meter = metrics.accepted(caller.arrived_us / 1e6, reply.prompt_tokens)
+        note = partial(_note, meter, ticket)
         try:
-            await (_stream if reply.wishes.stream else _whole)(exchange, reply, meter)
+            await (_stream if reply.wishes.stream else _whole)(exchange, reply, note)
+        except DeadlineExceeded as error:
+            meter.timed_out()
+            await exchange.fail(error)
         except ClientError as error:
             meter.refused()
             await exchange.fail(error)
@@ -126,11 +142,11 @@ class _Exchange:
             raise error
 
 
-async def _stream(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
+async def _stream(exchange: _Exchange, reply: Reply, note: _Note) -> None:
     """The status waits for the first piece: until then the engine may still refuse the call."""
     events = Events(reply)
     async for batch in reply.batches():
-        _note(meter, batch)
+        note(batch)
         if not exchange.begun:
             await exchange.begin_stream()
         if reply.echoes_logprobs:  # a whole prompt with its alternatives: others go on meanwhile
@@ -142,10 +158,10 @@ async def _stream(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
     await exchange.end(events.end())
 
 
-async def _whole(exchange: _Exchange, reply: Reply, meter: CallMeter) -> None:
+async def _whole(exchange: _Exchange, reply: Reply, note: _Note) -> None:
     whole = Whole(reply)
     async for batch in reply.batches():
-        _note(meter, batch)
+        note(batch)
         whole.take(batch)
     if reply.is_long_to_spell:  # up to twenty alternatives a token: other streams go on meanwhile
         answer = await asyncio.to_thread(_spell, whole)
@@ -158,9 +174,11 @@ def _spell(whole: Whole) -> Json:
     return Json(whole.message())
 
 
-def _note(meter: CallMeter, batch: Sequence[Piece]) -> None:
+def _note(meter: CallMeter, ticket: Ticket, batch: Sequence[Piece]) -> None:
     for piece in batch:
-        meter.piece(piece.index, len(piece.token_ids), piece.finish_reason)
+        cut_short = piece.finish_reason == "length" and piece.stop_reason is not None  # by its deadline
+        meter.piece(piece.index, len(piece.token_ids), "timeout" if cut_short else piece.finish_reason)
+        ticket.gained(piece.index, len(piece.token_ids), ended=piece.finish_reason is not None)
 
 
 async def _left(receive: Receive) -> None:

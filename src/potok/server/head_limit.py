@@ -1,4 +1,8 @@
-"""A bound on the head of a request: the parser under uvicorn would gather headers without end."""
+"""uvicorn's HTTP protocol with two things more.
+
+The head of a request is bounded: the parser beneath would gather headers without end. The arrival of its first byte is
+noted: deadlines count from there.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from potok.server.arrival import note_arrival
 from potok.server.limits import MAX_HEAD_BYTES
 
 
@@ -22,6 +27,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The request's headers are longer than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        note_arrival(self.scope)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from potok.errors import ClientError, Unavailable
+from potok.errors import ClientError, DeadlineExceeded, Unavailable
 from potok.server.dialects.openai_errors import body_of, status_of
-
-#: What a client that could not be served is told to wait before it tries again, in seconds.
-RETRY_AFTER_S = 2
 
 #: How long a client may go on sending a body that was refused, before the connection is closed under it, in seconds.
 LINGER_S = 1.0
@@ -30,7 +28,11 @@ class Json(Response):
 
 
 def error_response(error: Exception) -> Json:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {}
+    headers = {}
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, DeadlineExceeded):
+        headers["x-should-retry"] = "false"  # OpenAI's clients would try a 504 again, after its deadline
     if status_of(error) == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return Json(body_of(error), status_of(error), headers)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Protocol
 
+from potok.config import ServerConfig
 from potok.errors import Unavailable
 from potok.frontend import Engine, FrontEnd
 from potok.obs.metrics import Metrics
 from potok.protocol import CachedPrefix, Stats
+from potok.server.admission import Admission
 from potok.server.limits import HEARTBEAT_S, MAX_CALLS
 
 
@@ -20,6 +22,9 @@ class LiveEngine(Engine, Protocol):
 
     @property
     def stats(self) -> Stats: ...
+
+    @property
+    def unseen(self) -> int: ...
 
     @property
     def dead(self) -> bool: ...
@@ -47,15 +52,17 @@ class Service:
     def __init__(
         self,
         engine: LiveEngine,
+        config: ServerConfig,
         *,
         max_calls: int = MAX_CALLS,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.engine = engine
+        self.admission = Admission(config, engine)
         self.metrics = Metrics(lambda: engine.stats)
         self.phase = Phase.STARTING
         self._heartbeat_s = heartbeat_s
-        self._max_calls = max_calls
+        self._max_calls = max(max_calls, 2 * config.max_waiting)
         self._frontend: FrontEnd | None = None
         self._num_calls = 0
         self._idle = asyncio.Event()

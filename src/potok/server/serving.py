@@ -121,7 +121,7 @@ class _Process:
         self._imported_s = time.monotonic()
 
     async def run(self) -> int:
-        service = Service(self._engine)
+        service = Service(self._engine, self._config)
         http = Http(http_config(service, ApiKeys(self._config.api_keys)))
         with self.signals.handled():
             serving = asyncio.create_task(http.serve(sockets=[self._listener]))

@@ -37,7 +37,8 @@ class Part(msgspec.Struct, frozen=True):
     text: may be empty, while a character or a possible stop string is incomplete. token_ids: all ids taken, those
     without visible text included. logprobs: one per id when asked for. finish_reason: "stop" or "length" on the last
     part.
-    stop_reason: the caller's stop string or stop id that ended it; None for the model's own end.
+    stop_reason: the caller's stop string or stop id that ended it, or the name of the deadline that cut it short; None
+    for the model's own end.
     """
 
     text: str
@@ -75,7 +76,7 @@ class ChoiceAssembler:
         self._done = False
 
     def push(self, chunk: Chunk) -> Part:
-        """chunk.finish: None, STOP or LENGTH; what else ends a request has no text, and is the caller's to handle."""
+        """chunk.finish: None, STOP, LENGTH or TIMEOUT; other ends have no text, and are the caller's to handle."""
         if self._done:
             return _NOTHING
         finish, tokens = chunk.finish, chunk.tokens
@@ -97,6 +98,8 @@ class ChoiceAssembler:
             text += self._stops.finish()
         if finish is Finish.LENGTH:
             return self._end(chunk, len(tokens), text, "length", None)
+        if finish is Finish.TIMEOUT:
+            return self._end(chunk, len(tokens), text, "length", chunk.param)
         return self._end(chunk, len(tokens), text, "stop", self._stop_id(tokens))
 
     def _pass(self, text: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 from potok.errors import ClientError
 from potok.frontend import FrontEnd, Generation, resolve
-from potok.params import SamplingParams, Sharing, check_token_ids
+from potok.params import SamplingParams, Terms, check_token_ids
+from potok.server.caller import Caller
 from potok.server.dialects.fields import read
 from potok.server.dialects.openai_fields import CHAT, COMPLETION, DETOKENIZE, SAMPLING, TOKENIZE, Prompt
 from potok.server.dialects.openai_reply import ChatShape, Echo, Reply, TextShape, Whole, Wishes
@@ -19,20 +20,20 @@ from potok.server.limits import MAX_BODY_BYTES, MAX_CHOICES_PER_CALL, MAX_PROMPT
 from potok.text.assembler import TokenLogprob
 from potok.text.tokenizer import Tokenizer
 
-#: From a body, and the namespace of the caller's API key, to a call under way.
-Open = Callable[[FrontEnd, Any, str], Awaitable[Reply]]
+#: From a body, and who sent it, to a call under way.
+Open = Callable[[FrontEnd, Any, Caller], Awaitable[Reply]]
 
 _SAMPLING_NAMES = tuple(field.name for field in SAMPLING)
 
 
 async def completion(frontend: FrontEnd, body: Any) -> dict[str, Any]:
     """The complete answer of /v1/completions. Raises ClientError, or ServerError when the engine failed."""
-    return await _whole(await open_completion(frontend, body))
+    return await _whole(await open_completion(frontend, body, Caller()))
 
 
 async def chat_completion(frontend: FrontEnd, body: Any) -> dict[str, Any]:
     """The complete answer of /v1/chat/completions. Raises as `completion` does."""
-    return await _whole(await open_chat(frontend, body))
+    return await _whole(await open_chat(frontend, body, Caller()))
 
 
 async def _whole(reply: Reply) -> dict[str, Any]:
@@ -47,7 +48,7 @@ async def _whole(reply: Reply) -> dict[str, Any]:
         reply.cancel()
 
 
-async def open_completion(frontend: FrontEnd, body: Any, namespace: str = "") -> Reply:
+async def open_completion(frontend: FrontEnd, body: Any, caller: Caller) -> Reply:
     """Starts a completions call. Raises ClientError, with nothing started, when anything about it is wrong."""
     values = read(body, COMPLETION)
     check_model(frontend, values["model"])
@@ -63,6 +64,8 @@ async def open_completion(frontend: FrontEnd, body: Any, namespace: str = "") ->
     if values["echo"] and values["logprobs"] is not None:
         rated = max(values["logprobs"], rated or 0)
     params = _params(values, values["max_tokens"], values["logprobs"], rated)
+    terms = caller.terms(values)
+    caller.door.ask(len(prompts) * params.n)
     encoded = {}
     for i, prompt in enumerate(prompts):
         field = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
@@ -70,7 +73,8 @@ async def open_completion(frontend: FrontEnd, body: Any, namespace: str = "") ->
             frontend.check_size(len(prompt), field)
         encoded[field] = await frontend.encode_prompt(prompt, field) if isinstance(prompt, str) else prompt
         await asyncio.sleep(0)
-    generations = await _start(frontend, encoded, params, Sharing(namespace, values["cache_salt"] or ""))
+    caller.door.weigh([len(ids) for ids in encoded.values() for _ in range(params.n)])
+    generations = await _start(frontend, encoded, params, terms)
     echoes = []
     if values["echo"]:
         top = values["logprobs"] or 0
@@ -90,7 +94,7 @@ def _echo(tokenizer: Tokenizer, prompt: Prompt, ids: list[int], top: int) -> Ech
     return Echo(text, TokenLogprob(first, tokenizer.token_text(first), data, 0.0), top)
 
 
-async def open_chat(frontend: FrontEnd, body: Any, namespace: str = "") -> Reply:
+async def open_chat(frontend: FrontEnd, body: Any, caller: Caller) -> Reply:
     """Starts a chat completions call. Raises ClientError, with nothing started, when anything about it is wrong."""
     values = read(body, CHAT)
     check_model(frontend, values["model"])
@@ -99,12 +103,14 @@ async def open_chat(frontend: FrontEnd, body: Any, namespace: str = "") -> Reply
     wishes = _wishes(values, values["logprobs"])
     logprobs = (values["top_logprobs"] or 0) if values["logprobs"] else None
     params = _params(values, _max_tokens(values), logprobs, values["prompt_logprobs"])
+    terms = caller.terms(values)
+    caller.door.ask(params.n)
     frontend.check_size(sum(len(message["content"]) for message in values["messages"]), "messages")
     ids = await frontend.encode_chat(
         values["messages"], add_generation_prompt=values["add_generation_prompt"], **values["chat_template_kwargs"]
     )
-    sharing = Sharing(namespace, values["cache_salt"] or "")
-    generations = await _start(frontend, {"messages": ids}, params, sharing)
+    caller.door.weigh([len(ids)] * params.n)
+    generations = await _start(frontend, {"messages": ids}, params, terms)
     return Reply(ChatShape(), frontend.model_name, generations, params.n, wishes)
 
 
@@ -148,7 +154,7 @@ def _max_tokens(values: dict[str, Any]) -> int | None:
 
 
 async def _start(
-    frontend: FrontEnd, prompts: dict[str, list[int]], params: SamplingParams, sharing: Sharing
+    frontend: FrontEnd, prompts: dict[str, list[int]], params: SamplingParams, terms: Terms
 ) -> list[Generation]:
     """prompts: by what the caller calls each of them."""
     if params.prompt_logprobs is not None:
@@ -167,7 +173,7 @@ async def _start(
     generations: list[Generation] = []
     try:
         for field, ids in prompts.items():
-            generations.append(frontend.generate(ids, params, field, sharing))
+            generations.append(frontend.generate(ids, params, field, terms))
             await asyncio.sleep(0)
     except BaseException:
         for generation in generations:

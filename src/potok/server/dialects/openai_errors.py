@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from potok.errors import ClientError, PotokError, Unavailable
+from potok.errors import ClientError, Crowded, PotokError, Unavailable
+
+#: What a status is called, where it is no fault of the request.
+TYPE_OF_STATUS = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable", 504: "timeout"}
 
 #: Client errors are 400 unless their code says more.
 STATUS_OF_CODE = {
@@ -15,11 +18,14 @@ STATUS_OF_CODE = {
     "method_not_allowed": 405,
     "timeout": 408,
     "body_too_large": 413,
+    "deadline_exceeded": 504,
     "content_type": 415,
 }
 
 
 def status_of(error: Exception) -> int:
+    if isinstance(error, Crowded):
+        return 429
     if isinstance(error, Unavailable):
         return 503
     if isinstance(error, ClientError):
@@ -30,6 +36,6 @@ def status_of(error: Exception) -> int:
 def body_of(error: Exception) -> dict[str, Any]:
     """What is not ours to explain is not shown: it may quote a prompt."""
     param, code = (error.param, error.code) if isinstance(error, ClientError) else (None, None)
-    kind = {500: "server_error", 503: "service_unavailable"}.get(status_of(error), "invalid_request_error")
+    kind = TYPE_OF_STATUS.get(status_of(error), "invalid_request_error")
     message = str(error) if isinstance(error, PotokError) else "the server met a bug; its log says more."
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from potok.errors import ClientError
-from potok.params import BOUNDS, MAX_SALT_CHARS, check_salt
+from potok.params import BOUNDS, MAX_SALT_CHARS, TERM_BOUNDS, check_salt
 from potok.server.dialects.fields import (
     Field,
     array,
@@ -168,6 +168,9 @@ COMMON = (
     flag("return_token_ids", False),
     number("prompt_logprobs", BOUNDS["prompt_logprobs"]),
     Field("cache_salt", _salt, schema={"type": "string", "minLength": 1, "maxLength": MAX_SALT_CHARS}),
+    number("priority", TERM_BOUNDS["priority"], 0),
+    number("timeout_ms", TERM_BOUNDS["timeout_ms"]),
+    number("ttft_timeout_ms", TERM_BOUNDS["ttft_timeout_ms"]),
     label("user"),
     Field("response_format", _response_format, schema={"type": "object"}),
     # vLLM's other extensions: fine where they ask for what is done anyway.
@@ -182,7 +185,6 @@ COMMON = (
     unsupported("guided_regex"),
     unsupported("guided_choice"),
     unsupported("guided_grammar"),
-    unsupported("priority", [0]),
     unsupported("request_id", why="send the header X-Request-Id"),
     unsupported("return_tokens_as_token_ids", [False]),
     unsupported("kv_transfer_params"),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from potok.errors import PotokError
+from potok.errors import DeadlineExceeded, PotokError
 from potok.frontend import Generation, Piece
 from potok.server.dialects.openai_logprobs import (
     Offsets,
@@ -156,6 +156,7 @@ class Reply:
         self.prompts = [generation.prompt_token_ids for generation in generations]
         self.n = n
         self._generations = generations
+        self._begun = False  # something has come
 
     @property
     def prompt_tokens(self) -> int:
@@ -182,15 +183,16 @@ class Reply:
         echo = self.echo_of(index)
         if echo is None or not self.wishes.logprobs:
             return None
-        rest = self._generations[index // self.n].prompt_logprobs() or []
+        rest = self._generations[index // self.n].prompt_logprobs() or ()
         trimmed = [msgspec.structs.replace(p, top=p.top[: echo.top]) for p in rest if p is not None]
         return echoed_logprobs(echo.first, trimmed, Offsets())
 
     def prompt_logprobs(self, index: int) -> list[dict[str, Any] | None] | None:
-        """Of the prompt of a choice that has said something."""
-        if self.wishes.prompt_logprobs is None:
+        """Of the prompt of a choice that has said something, or that was too late to."""
+        positions = self._generations[index // self.n].prompt_logprobs()
+        if self.wishes.prompt_logprobs is None or positions is None:
             return None
-        return prompt_logprobs(self._generations[index // self.n].prompt_logprobs() or [], self.wishes.prompt_logprobs)
+        return prompt_logprobs(positions, self.wishes.prompt_logprobs)
 
     def cancel(self) -> None:
         for generation in self._generations:
@@ -204,15 +206,22 @@ class Reply:
         return self._single(self._generations[0]) if len(self._generations) == 1 else self._merged()
 
     async def _single(self, generation: Generation) -> AsyncIterator[list[Piece]]:
-        async for piece in generation:
-            batch = [piece]
-            try:
-                while (more := generation.ready()) is not None:
-                    batch.append(more)
-            except PotokError:
+        """Of one prompt. One that is too late to begin ends without a token if others of the call have some."""
+        try:
+            async for piece in generation:
+                self._begun = True
+                batch = [piece]
+                try:
+                    while (more := generation.ready()) is not None:
+                        batch.append(more)
+                except PotokError:
+                    yield batch
+                    raise
                 yield batch
+        except DeadlineExceeded as late:
+            if not self._begun:
                 raise
-            yield batch
+            yield [Piece(i, "", [], finish_reason="length", stop_reason=late.param) for i in range(self.n)]
 
     async def _merged(self) -> AsyncIterator[list[Piece]]:
         inbox: asyncio.Queue[list[Piece] | Exception | None] = asyncio.Queue()
