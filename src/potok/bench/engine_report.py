@@ -6,7 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from potok.bench.bound import FACTOR_KV
-from potok.bench.engine import EngineBenchResult, Rate
+from potok.bench.engine import EngineBenchResult
+from potok.bench.steps import Rate
 
 HEADINGS = ("\nrequests", "decode\ntok/s", "\nbound", "of\nbound", "\nPython", "overall\ntok/s", "of\nbound")
 

@@ -17,6 +17,7 @@ from potok.bench import engine_report, http_report, prefix_report
 from potok.bench.command import bench_serve
 from potok.bench.engine import EngineBenchOptions, run_engine_bench
 from potok.bench.http import HttpBenchOptions, run_http_bench
+from potok.bench.options import whole_numbers, words
 from potok.bench.prefix import PARTS, PrefixBenchOptions, run_prefix_bench
 from potok.bench.record import keep
 from potok.cli import options
@@ -60,12 +61,7 @@ def engine(
     activation_bits: options.ActivationBits = 8,
     json: JsonFile = None,
 ) -> None:
-    try:
-        wanted = tuple(int(part) for part in requests.split(",") if part.strip())
-    except ValueError:
-        raise ClientError(
-            f"--requests must be whole numbers separated by commas, not {requests!r}.", "requests"
-        ) from None
+    wanted = whole_numbers("requests", requests)
     _check_folder(json)
     config = options.engine_config(
         options.model_path(model, model_option),
@@ -165,7 +161,7 @@ def prefix(
         kv_cache_dtype=kv_cache_dtype,
     )
     bench_options = PrefixBenchOptions(
-        parts=tuple(part.strip() for part in parts.split(",")),
+        parts=words(parts),
         requests=requests,
         requests_off=requests_off,
         clients=clients,
