@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from potok.backends.api import Backend
 from potok.bench.figures import Spread
 from potok.core.scheduler import Scheduler
@@ -53,6 +55,11 @@ class Asked:
     failed: bool = False
 
 
+def stamped(request: Submit) -> Submit:
+    """As it arrives now, by the clock of the engine."""
+    return msgspec.structs.replace(request, arrived_us=time.monotonic_ns() // 1000)
+
+
 class ClosedLoop:
     """The engine's connection: at most `clients` requests are open; the engine ends when none is left.
 
@@ -75,8 +82,12 @@ class ClosedLoop:
                 break
             self._open[request.id] = []
             self.asked[request.id] = Asked(len(request.prompt), time.perf_counter())
-            arriving.append(request)
-        return arriving if self._open else [Shutdown()]
+            arriving.append(stamped(request))
+        if not self._open:
+            return [Shutdown()]
+        if not arriving:
+            time.sleep(timeout)  # nothing comes from clients who wait
+        return arriving
 
     def send(self, message: FromEngine) -> None:
         if not isinstance(message, Step):

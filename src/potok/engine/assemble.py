@@ -84,6 +84,7 @@ def assemble(
             kv_cache_bytes=pool.num_blocks * config.block_size * info.kv_bytes_per_token,
             notes=[*notes, *backend.info.notes],
         ),
+        settings,
         second.store,
         recorded.journal,
     )
