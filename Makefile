@@ -2,7 +2,7 @@
 # make test    set up, and run all tests
 # make mutate  break the scheduler by hand, line by line, and see that the tests notice
 # make test-isa    test the AVX-512 and AMX kernels on a CPU that has neither: emulated in AVX2
-# make bench-engine, bench-kernels, bench-fidelity, bench-peers    measure; benchmarks/README.md says what
+# make bench-engine, bench-kernels, bench-fidelity, bench-peers, bench-goodput    measure; benchmarks/README.md says what
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +14,7 @@ MODELS := build/models
 PEERS := build/peers
 ISA := build/isa
 
-.PHONY: setup serve test test-isa mutate check format wheel goldens bench-engine bench-kernels bench-fidelity bench-peers clean
+.PHONY: setup serve test test-isa mutate check format wheel goldens bench-engine bench-kernels bench-fidelity bench-peers bench-goodput clean
 
 setup: $(VENV)/installed
 
@@ -95,6 +95,9 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt
 
 bench-peers: setup $(PEERS)/installed
 	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
+
+bench-goodput: setup $(PEERS)/installed
+	$(BIN)/python benchmarks/peers/goodput.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist

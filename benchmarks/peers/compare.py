@@ -20,6 +20,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,16 @@ class Engine:
 
     def run(self, prompts: list[list[int]], output_tokens: int) -> float:
         """Tokens a second."""
-        assert self._process.stdin is not None
-        print(json.dumps({"prompts": prompts, "output_tokens": output_tokens}), file=self._process.stdin, flush=True)
-        answer = self._read()
+        answer = self.ask({"prompts": prompts, "output_tokens": output_tokens})
         if answer["tokens"] != len(prompts) * output_tokens:
             raise SystemExit(f"{self.name} made {answer['tokens']} tokens, not {len(prompts)} x {output_tokens}.")
         return float(answer["tokens"] / answer["seconds"])
+
+    def ask(self, load: dict[str, Any]) -> dict[str, Any]:
+        """See lines.py."""
+        assert self._process.stdin is not None
+        print(json.dumps(load), file=self._process.stdin, flush=True)
+        return self._read()
 
     def close(self) -> None:
         self._process.communicate()  # ends its stdin
@@ -130,7 +135,9 @@ def main() -> None:
     console = Console(stderr=True, highlight=False)
     try:
         with console.status("") as status:
-            for name, settings, python in wanted(options, most=max(loads)):
+            for name, settings, python in wanted(
+                options, lambda name: best_settings(name, max(loads), options.threads)
+            ):
                 status.update(f"loading {name}")
                 engines.append(Engine(name, settings, python, options.model))
                 engines[-1].run(prompts(WARM_UP[0]), WARM_UP[1])
@@ -200,14 +207,16 @@ def best_settings(name: str, most: int, threads: int) -> dict[str, Any]:
     }
 
 
-def wanted(options: argparse.Namespace, most: int) -> list[tuple[str, dict[str, Any], Path]]:
-    """Name, settings and Python of each engine, potok first."""
+def wanted(
+    options: argparse.Namespace, best: Callable[[str], dict[str, Any]]
+) -> list[tuple[str, dict[str, Any], Path]]:
+    """Name, settings and Python of each engine, potok first. best: settings by name, which the options may change."""
     engines = []
     for engine in ["potok", *(options.peer or installed(options.python))]:
         name, _, changes = engine.partition(" ")
         if name not in NAMES:
             raise SystemExit(f"--peer must begin with one of {', '.join(NAMES)}, not {name!r}.")
-        settings = best_settings(name, most, options.threads) | json.loads(changes or "{}")
+        settings = best(name) | json.loads(changes or "{}")
         engines.append((name, settings, Path(sys.executable) if name == "potok" else options.python))
     return engines
 

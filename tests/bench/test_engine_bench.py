@@ -14,13 +14,13 @@ from potok.backends.api import StepInputs
 from potok.bench.bound import FACTORS, Ceilings, Linears, ModelWork, StepWork, factors_of, step_seconds
 from potok.bench.engine import (
     EngineBenchOptions,
-    StepFigures,
     last_eighth,
     load_figures,
     prompt_rate,
     run_engine_bench,
 )
 from potok.bench.engine_report import footer, table
+from potok.bench.steps import StepFigures
 from potok.bench.work import measure_ceilings, model_work, step_work
 from potok.cli import execute as command_line
 from potok.config import EngineConfig

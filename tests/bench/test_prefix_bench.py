@@ -11,9 +11,9 @@ import pytest
 from make_model import make_model
 
 from potok.backends.modelled.scripted import ScriptedBackend
-from potok.bench.closed_loop import Listed, run_closed_loop
+from potok.bench.closed_loop import Listed, check_same, checked, run_closed_loop
 from potok.bench.modelled import ModelledRun, StepCost, run_modelled
-from potok.bench.prefix import PrefixBenchOptions, check_same, checked, run_prefix_bench
+from potok.bench.prefix import PrefixBenchOptions, run_prefix_bench
 from potok.bench.prefix_loads import MIX, Dialogues, Lengths, behind_one_prompt, mixed_lengths
 from potok.bench.prefix_report import footer, tables
 from potok.cli import execute as command_line
@@ -165,7 +165,7 @@ def test_a_request_that_fails_and_answers_that_differ_are_said() -> None:
     with pytest.raises(ServerError, match="1 of 3 requests"):
         checked(loop)
     with pytest.raises(ServerError, match="1 answers depend on what was cached, that of request 5 first"):
-        check_same({4: [1], 5: [2]}, {4: [1], 5: [3], 6: [4]})
+        check_same({4: [1], 5: [2]}, {4: [1], 5: [3], 6: [4]}, "what was cached")
 
 
 def test_a_modelled_run_that_can_be_followed_by_hand() -> None:

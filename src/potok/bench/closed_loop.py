@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from potok.backends.api import Backend
+from potok.bench.figures import Spread
 from potok.core.scheduler import Scheduler
 from potok.engine.loop import EngineLoop
+from potok.errors import ServerError
 from potok.finish import Finish
-from potok.protocol import FromEngine, Shutdown, Step, Submit, ToEngine
+from potok.protocol import FromEngine, Shutdown, Stats, Step, Submit, ToEngine
 
 
 class Source(Protocol):
@@ -51,8 +55,16 @@ class Asked:
     failed: bool = False
 
 
+def stamped(request: Submit) -> Submit:
+    """As it arrives now, by the clock of the engine."""
+    return msgspec.structs.replace(request, arrived_us=time.monotonic_ns() // 1000)
+
+
 class ClosedLoop:
-    """The engine's connection: at most `clients` requests are open; the engine ends when none is left."""
+    """The engine's connection: at most `clients` requests are open; the engine ends when none is left.
+
+    stats: what the engine said of itself last.
+    """
 
     def __init__(self, source: Source, clients: int) -> None:
         self._source = source
@@ -60,6 +72,7 @@ class ClosedLoop:
         self._open: dict[int, list[int]] = {}
         self.asked: dict[int, Asked] = {}
         self.answers: dict[int, list[int]] = {}
+        self.stats = Stats()
 
     def receive(self, timeout: float) -> Sequence[ToEngine]:
         arriving: list[ToEngine] = []
@@ -69,13 +82,18 @@ class ClosedLoop:
                 break
             self._open[request.id] = []
             self.asked[request.id] = Asked(len(request.prompt), time.perf_counter())
-            arriving.append(request)
-        return arriving if self._open else [Shutdown()]
+            arriving.append(stamped(request))
+        if not self._open:
+            return [Shutdown()]
+        if not arriving:
+            time.sleep(timeout)  # nothing comes from clients who wait
+        return arriving
 
     def send(self, message: FromEngine) -> None:
         if not isinstance(message, Step):
             return
         now = time.perf_counter()
+        self.stats = message.stats
         for chunk in message.chunks:
             asked, answer = self.asked[chunk.id], self._open[chunk.id]
             if chunk.tokens and not answer:
@@ -94,3 +112,30 @@ def run_closed_loop(scheduler: Scheduler, backend: Backend, source: Source, clie
     loop = ClosedLoop(source, clients)
     EngineLoop(scheduler, backend, loop).run()
     return loop
+
+
+def checked(loop: ClosedLoop) -> list[Asked]:
+    """What the clients saw. Raises ServerError when one of them was not answered."""
+    asked = list(loop.asked.values())
+    failed = sum(a.failed for a in asked)
+    if failed:
+        raise ServerError(f"{failed} of {len(asked)} requests of the benchmark failed")
+    return asked
+
+
+def check_same(some: dict[int, list[int]], others: dict[int, list[int]], cause: str) -> None:
+    """Raises ServerError where an answer depended on `cause`, which differed: then no figure means anything."""
+    differing = [id for id, answer in some.items() if answer != others[id]]
+    if differing:
+        raise ServerError(f"{len(differing)} answers depend on {cause}, that of request {differing[0]} first")
+
+
+def duration(asked: Sequence[Asked]) -> float:
+    """Seconds from the first request to the last answer."""
+    return max(a.ended for a in asked) - min(a.sent for a in asked)
+
+
+def ttft(asked: Sequence[Asked]) -> Spread:
+    spread = Spread.of([a.first - a.sent for a in asked])
+    assert spread is not None
+    return spread

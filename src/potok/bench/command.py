@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as ProgressBar
 
 from potok.bench.figures import Load
-from potok.bench.options import BenchOptions
+from potok.bench.options import BenchOptions, numbers, whole_numbers
 from potok.bench.record import keep
 from potok.bench.report import footer, table
 from potok.bench.serve import BenchResult, Progress, run_bench
@@ -52,9 +52,9 @@ def bench_serve(
     try:
         options = BenchOptions(
             url=url,
-            clients=tuple(int(n) for n in _numbers("--clients", clients, whole=True)),
+            clients=whole_numbers("clients", clients),
             requests_per_client=requests_per_client,
-            rate=tuple(_numbers("--rate", rate, whole=False)),
+            rate=numbers("rate", rate),
             duration=duration,
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
@@ -120,12 +120,3 @@ class _Bars:
             self._load = progress.load
             self._task = self._bars.add_task(progress.load.name, total=progress.requests, tokens=0)
         self._bars.update(self._task, completed=progress.requests_done, tokens=progress.tokens, refresh=True)
-
-
-def _numbers(flag: str, text: str, *, whole: bool) -> list[float]:
-    """The comma-separated numbers of an option."""
-    try:
-        return [int(part) if whole else float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise ClientError(f"{flag} must be {kind} separated by commas, not {text!r}.", flag.strip("-")) from None

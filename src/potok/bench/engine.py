@@ -5,15 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
-from potok.bench.bound import Ceilings, Factors, ModelWork, factors_of, step_seconds
+from potok.bench.bound import Ceilings, Factors, ModelWork
 from potok.bench.machine import Machine, disturbances
-from potok.bench.work import best, measure_ceilings, model_work, step_work
+from potok.bench.options import at_least
+from potok.bench.steps import Bound, Rate, StepFigures, TimedBackend, TimedStep
 from potok.config import EngineConfig
 from potok.engine.build import build_engine
 from potok.engine.loop import EngineLoop
@@ -21,8 +19,6 @@ from potok.engine.serve import Engine
 from potok.errors import ClientError, ServerError
 from potok.finish import Finish
 from potok.protocol import FromEngine, Sampling, Shutdown, Step, Submit, ToEngine
-from potok.weights.gguf import GGUFFile
-from potok.weights.model_config import read_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,33 +39,8 @@ class EngineBenchOptions:
         """Raises ClientError naming the first option that makes no sense."""
         if not self.requests or min(self.requests) < 1:
             raise ClientError("--requests must be numbers from 1 up, such as 1,8,32.", "requests")
-        for name, least in (("prompt_tokens", 1), ("output_tokens", 3), ("long_prompt_tokens", 1), ("rounds", 1)):
-            if getattr(self, name) < least:
-                flag = "--" + name.replace("_", "-")
-                raise ClientError(f"{flag} must be at least {least}, not {getattr(self, name)}.", name)
-
-
-class TimedStep(NamedTuple):
-    """Times in seconds of one clock."""
-
-    started: float
-    ended: float
-    inputs: StepInputs
-
-
-class TimedBackend:
-    """Passes steps on, and remembers when each ran and what it computed."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.info: BackendInfo = backend.info
-        self.steps: list[TimedStep] = []
-        self._backend = backend
-
-    def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
-        started = time.perf_counter()
-        sampled = self._backend.step(inputs, rows)
-        self.steps.append(TimedStep(started, time.perf_counter(), inputs))
-        return sampled
+        at_least(self, 1, "prompt_tokens", "long_prompt_tokens", "rounds")
+        at_least(self, 3, "output_tokens")
 
 
 class Burst:
@@ -93,42 +64,6 @@ class Burst:
                 raise ServerError(f"a request of the benchmark failed: {chunk.error}")
             if chunk.finish is not None:
                 self._open.discard(chunk.id)
-
-
-class StepFigures(NamedTuple):
-    """seconds: from the end of the step before to its own. native: inside the backend. bound: see potok.bench.bound."""
-
-    rows: int
-    sampled: int
-    prompt: bool  # some segment has several tokens
-    seconds: float
-    native: float
-    bound: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Tokens a second over some steps. bound: tokens a second that the machine would allow in them.
-
-    python: part of the time that was spent outside the backend.
-    """
-
-    tokens_per_s: float
-    bound: float
-    of_bound: float
-    python: float
-    steps: int
-
-    @staticmethod
-    def of(steps: Sequence[StepFigures], tokens: int) -> Rate:
-        seconds, bound = sum(s.seconds for s in steps), sum(s.bound for s in steps)
-        return Rate(
-            tokens_per_s=tokens / seconds,
-            bound=tokens / bound,
-            of_bound=bound / seconds,
-            python=1 - sum(s.native for s in steps) / seconds,
-            steps=len(steps),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +117,8 @@ def run_engine_bench(
     notes = disturbances()
     engine = build_engine(config)
     _check_room(engine, options)
-    file = GGUFFile.open(config.model)
-    work = model_work(file, read_config(file), engine.backend.info.kv_bytes_per_token)
-    weight_bytes = work.layers.nbytes + work.head.nbytes
     say("the machine")
-    ceilings = measure_ceilings(engine.info.threads, weight_bytes)
+    bound = Bound.measure(engine, config.model)
     bench = EngineBench(engine, options)
     runs = []
     for requests in options.requests:
@@ -195,13 +127,8 @@ def run_engine_bench(
     say("prompts")
     prompts = [bench.run(1, options.long_prompt_tokens, 1) for _ in range(max(3, options.rounds))]
     say("the machine, again")
-    ceilings = best(ceilings, measure_ceilings(engine.info.threads, weight_bytes))
-    factors = factors_of(engine.info.isa)
-
-    def figures(run: list[TimedStep]) -> list[StepFigures]:
-        return step_figures(work, ceilings, factors, run)
-
-    ends = [last_eighth(figures(run)) for run in prompts]
+    bound = bound.again()
+    ends = [last_eighth(bound.figures(run)) for run in prompts]
     return EngineBenchResult(
         command=command,
         date=date,
@@ -211,15 +138,15 @@ def run_engine_bench(
         isa=engine.info.isa,
         threads=engine.info.threads,
         max_num_batched_tokens=engine.info.max_num_batched_tokens,
-        ceilings=ceilings,
-        factors=factors,
-        work=work,
+        ceilings=bound.ceilings,
+        factors=bound.factors,
+        work=bound.work,
         notes=[*notes, *engine.info.notes],
         loads=[
-            max((load_figures(n, figures(run)) for run in rounds), key=lambda f: f.decode.tokens_per_s)
+            max((load_figures(n, bound.figures(run)) for run in rounds), key=lambda f: f.decode.tokens_per_s)
             for n, rounds in zip(options.requests, runs, strict=True)
         ],
-        prompt=fastest([prompt_rate(figures(run)) for run in prompts]),
+        prompt=fastest([prompt_rate(bound.figures(run)) for run in prompts]),
         prompt_end=fastest([prompt_rate(end) for end in ends]),
         prompt_end_tokens=sum(step.rows for step in ends[0]),
     )
@@ -247,20 +174,6 @@ def run_burst(engine: Engine, requests: Sequence[Submit]) -> list[TimedStep]:
     timed = TimedBackend(engine.backend)
     EngineLoop(engine.scheduler, timed, Burst(requests)).run()
     return timed.steps
-
-
-def step_figures(
-    work: ModelWork, ceilings: Ceilings, factors: Factors, steps: Sequence[TimedStep]
-) -> list[StepFigures]:
-    figures = []
-    before = steps[0].started
-    for started, ended, inputs in steps:
-        step = step_work(inputs)
-        bound = step_seconds(work, ceilings, factors, step)
-        prompt = step.prompt_context > 0
-        figures.append(StepFigures(step.rows, step.sampled, prompt, ended - before, ended - started, bound))
-        before = ended
-    return figures
 
 
 def load_figures(requests: int, steps: Sequence[StepFigures]) -> LoadFigures:

@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from potok.backends.inputs import pack
 from potok.backends.native.backend import NativeBackend
-from potok.bench.bound import factors_of
-from potok.bench.engine import EngineBench, EngineBenchOptions, load_figures, prompt_rate, step_figures
-from potok.bench.work import measure_ceilings, model_work
+from potok.bench.engine import EngineBench, EngineBenchOptions, load_figures, prompt_rate
+from potok.bench.steps import Bound
 from potok.config import EngineConfig
 from potok.core.request import Request
 from potok.core.scheduler import Scheduler
@@ -29,8 +28,6 @@ from potok.model.precision import Activation, ActivationRule, activation_of
 from potok.protocol import Sampling
 from potok.sampling.rows import F32, F64
 from potok.sampling.state import RowState, build_rows
-from potok.weights.gguf import GGUFFile
-from potok.weights.model_config import read_config
 
 PASSAGE = 512  # tokens
 #: Requests at the same time. The float model's distributions of so many passages are kept: 400 MB for 49,152 ids.
@@ -207,10 +204,7 @@ def time_engines(
     model: str, engines: Sequence[Engine], rounds: int, say: Callable[[str], None] = lambda line: None
 ) -> list[Speed]:
     """Every round times each engine, and nobody always comes first."""
-    file = GGUFFile.open(model)
-    work = [model_work(file, read_config(file), e.backend.info.kv_bytes_per_token) for e in engines]
-    ceilings = measure_ceilings(engines[0].info.threads, work[0].layers.nbytes + work[0].head.nbytes)
-    factors = factors_of(engines[0].info.isa)
+    bounds = [Bound.measure(engine, model) for engine in engines]
     benches = [EngineBench(engine, TIMED) for engine in engines]
     prompts: list[list[float]] = [[] for _ in engines]
     decodes: list[list[list[float]]] = [[[] for _ in LOADS] for _ in engines]
@@ -220,10 +214,10 @@ def time_engines(
         for load, requests in enumerate(LOADS):
             for i in order:
                 steps = benches[i].run(requests, TIMED.prompt_tokens, TIMED.output_tokens)
-                figures = load_figures(requests, step_figures(work[i], ceilings, factors, steps))
+                figures = load_figures(requests, bounds[i].figures(steps))
                 decodes[i][load].append(figures.decode.tokens_per_s)
         for i in order:
             steps = benches[i].run(1, TIMED.long_prompt_tokens, 1)
-            prompts[i].append(prompt_rate(step_figures(work[i], ceilings, factors, steps)).tokens_per_s)
+            prompts[i].append(prompt_rate(bounds[i].figures(steps)).tokens_per_s)
         order.reverse()
     return [Speed(max(p), [max(load) for load in d]) for p, d in zip(prompts, decodes, strict=True)]

@@ -19,6 +19,7 @@ import uvloop
 from potok.bench.client import Client, Server
 from potok.bench.engine import run_burst
 from potok.bench.machine import Machine, disturbances
+from potok.bench.options import at_least
 from potok.bench.own_server import OwnServer
 from potok.bench.stream import Record
 from potok.bench.workloads import prompt
@@ -46,10 +47,7 @@ class HttpBenchOptions:
 
     def check(self) -> None:
         """Raises ClientError naming the first option that makes no sense."""
-        for name in ("requests", "prompt_tokens", "output_tokens", "rounds"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise ClientError(f"{flag} must be at least 1, not {getattr(self, name)}.", name)
+        at_least(self, 1, "requests", "prompt_tokens", "output_tokens", "rounds")
 
 
 @dataclass(frozen=True, slots=True)

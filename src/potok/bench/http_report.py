@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from potok.bench.http import HttpBenchResult, HttpTurn, InProcessTurn
+from potok.bench.tables import percent, sheet
 
 HEADINGS = (
     *("\nround", "in process\ntok/s", "engine\nCPU us", "over HTTP\ntok/s", "engine\nCPU us", "API\nCPU us"),
@@ -16,16 +16,11 @@ HEADINGS = (
 def table(result: HttpBenchResult) -> Table:
     """One row a round, then the best turn of each side. CPU per output token."""
     options = result.options
-    view = Table(
-        title=f"{result.model}: {options.requests} requests at once, {options.prompt_tokens} tokens in, "
+    view = sheet(
+        f"{result.model}: {options.requests} requests at once, {options.prompt_tokens} tokens in, "
         f"{options.output_tokens} out",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
+        *HEADINGS,
     )
-    for heading in HEADINGS:
-        view.add_column(heading, justify="right", no_wrap=True)
     for i, (own, http) in enumerate(zip(result.in_process, result.http, strict=True), start=1):
         view.add_row(f"{i}", *_cells(own, http))
     view.add_section()
@@ -45,7 +40,7 @@ def _cells(own: InProcessTurn, http: HttpTurn) -> tuple[str, ...]:
         f"{http.engine_us:.0f}",
         f"{http.api_us:.0f}",
         f"{http.client_us:.0f}",
-        f"{100 * http.tokens_per_s / own.tokens_per_s:.0f} %",
+        percent(http.tokens_per_s / own.tokens_per_s),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a load test is asked for."""
+"""What a load test is asked for, and how options of the benchmarks are read and refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,62 @@ import shlex
 from dataclasses import dataclass, fields
 
 from potok.errors import ClientError
+
+
+def flag(name: str) -> str:
+    """The command's option for a field of this name."""
+    return "--" + name.replace("_", "-")
+
+
+def at_least(options: object, least: int, *names: str) -> None:
+    """Raises ClientError naming the first of these fields that is smaller."""
+    for name in names:
+        value = getattr(options, name)
+        if value < least:
+            raise ClientError(f"{flag(name)} must be at least {least}, not {value}.", name)
+
+
+def above_zero(options: object, *names: str) -> None:
+    """Raises ClientError naming the first of these fields that is not."""
+    for name in names:
+        value = getattr(options, name)
+        if not value > 0:
+            raise ClientError(f"{flag(name)} must be above 0, not {value}.", name)
+
+
+def some_of(name: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raises ClientError unless `values` are some of `known`, each once."""
+    if not values or not set(values) <= set(known) or len(set(values)) < len(values):
+        raise ClientError(f"{flag(name)} must be some of {','.join(known)}, not {','.join(values)!r}.", name)
+
+
+def whole_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Those that an option lists, separated by commas."""
+    try:
+        return tuple(int(part) for part in _parts(text))
+    except ValueError:
+        raise _unreadable(name, "whole numbers", text) from None
+
+
+def numbers(name: str, text: str) -> tuple[float, ...]:
+    """As whole_numbers, of any numbers."""
+    try:
+        return tuple(float(part) for part in _parts(text))
+    except ValueError:
+        raise _unreadable(name, "numbers", text) from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Those that an option lists, separated by commas."""
+    return tuple(_parts(text))
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _unreadable(name: str, kind: str, text: str) -> ClientError:
+    return ClientError(f"{flag(name)} must be {kind} separated by commas, not {text!r}.", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +90,8 @@ class BenchOptions:
 
     def check(self) -> None:
         """Raises ClientError naming the first option that makes no sense."""
-        whole = ("requests_per_client", "prompt_tokens", "output_tokens")
-        for name in (*whole, "duration", "ttft_ms", "gap_ms", "timeout"):
-            if not getattr(self, name) > 0:
-                raise ClientError(f"{_flag(name)} must be above 0, not {getattr(self, name)}.", name)
+        at_least(self, 1, "requests_per_client", "prompt_tokens", "output_tokens")
+        above_zero(self, "duration", "ttft_ms", "gap_ms", "timeout")
         if not self.rate and not (self.clients and all(c >= 1 for c in self.clients)):
             raise ClientError("--clients must be numbers from 1 up, such as 1,8,32.", "clients")
         if not all(0 < rate <= 10_000 for rate in self.rate):
@@ -52,16 +106,12 @@ class BenchOptions:
 
     def command(self) -> str:
         """The command line that asks for the same; the API key is not in it."""
-        words = ["potok", "bench", "serve"]
+        line = ["potok", "bench", "serve"]
         always = {"url", "seed"} | (set() if self.rate else {"clients"})
         unused = {"api_key"} | ({"clients", "requests_per_client"} if self.rate else set())
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in always or (field.name not in unused and value != field.default):
                 text = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)
-                words += [_flag(field.name), text]
-        return shlex.join(words)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+                line += [flag(field.name), text]
+        return shlex.join(line)

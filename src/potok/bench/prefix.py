@@ -15,10 +15,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from potok.bench.closed_loop import Asked, ClosedLoop, Listed, run_closed_loop
+from potok.bench.closed_loop import ClosedLoop, Listed, check_same, checked, duration, run_closed_loop, ttft
 from potok.bench.figures import Spread
 from potok.bench.machine import Machine, disturbances
 from potok.bench.modelled import BUDGET, WEIGHTS_BOUND, StepCost, run_modelled
+from potok.bench.options import at_least, some_of
 from potok.bench.prefix_loads import (
     LONGEST_MIXED,
     Dialogues,
@@ -32,7 +33,7 @@ from potok.core.policy import POLICIES, Policy
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine.build import build_engine
 from potok.engine.serve import Engine
-from potok.errors import ClientError, ServerError
+from potok.errors import ClientError
 from potok.protocol import Submit
 
 PARTS = ("shared", "dialogues", "memory", "pressure")
@@ -43,6 +44,8 @@ RESERVED_TOKENS = 2048
 POOL_PART = 3
 #: Clients of the modelled pressure, in those of the real one; and requests of each.
 MODELLED_SCALE = 4
+#: What no answer may depend on.
+CACHED = "what was cached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +78,9 @@ class PrefixBenchOptions:
 
     def check(self) -> None:
         """Raises ClientError naming the first option that makes no sense."""
-        if not self.parts or not set(self.parts) <= set(PARTS):
-            raise ClientError(f"--parts must be some of {','.join(PARTS)}.", "parts")
-        for name in self.__dataclass_fields__:
-            least = {"seed": None, "parts": None, "pressure_clients": POOL_PART}.get(name, 1)
-            if least is not None and getattr(self, name) < least:
-                flag = "--" + name.replace("_", "-")
-                raise ClientError(f"{flag} must be at least {least}, not {getattr(self, name)}.", name)
+        some_of("parts", self.parts, PARTS)
+        at_least(self, 1, *(name for name in self.__dataclass_fields__ if name not in {"parts", "seed"}))
+        at_least(self, POOL_PART, "pressure_clients")
         if self.requests_off > self.requests:
             raise ClientError(
                 f"--requests-off must be at most --requests ({self.requests}), not {self.requests_off}.", "requests_off"
@@ -254,7 +253,7 @@ class PrefixBench:
         on, loop = self._shared(True, requests)
         self._say(f"{o.requests_off} of them without the prefix cache")
         off, other = self._shared(False, requests[: o.requests_off])
-        check_same(other.answers, loop.answers)
+        check_same(other.answers, loop.answers, CACHED)
         return [on, off]
 
     def _shared(self, caching: bool, requests: Sequence[Submit]) -> tuple[SharedFigures, ClosedLoop]:
@@ -288,7 +287,7 @@ class PrefixBench:
             self._say(f"dialogues, {name}")
             policy = POLICIES.get(name, Policy)()
             figure, loop = self._dialogues(name, policy)
-            check_same(loop.answers, answers or loop.answers)
+            check_same(loop.answers, answers or loop.answers, CACHED)
             answers = loop.answers
             figures.append(figure)
         return figures
@@ -396,30 +395,3 @@ class PrefixBench:
     def _modelled_limits(self, most_running: int) -> Limits:
         """Nothing of the machine in them, so that a seed gives the same figures on every machine."""
         return Limits(most_running, BUDGET, RESERVED_TOKENS, self._limits.block_size)
-
-
-def checked(loop: ClosedLoop) -> list[Asked]:
-    """What the clients saw. Raises ServerError when one of them was not answered."""
-    asked = list(loop.asked.values())
-    failed = sum(a.failed for a in asked)
-    if failed:
-        raise ServerError(f"{failed} of {len(asked)} requests of the benchmark failed")
-    return asked
-
-
-def check_same(some: dict[int, list[int]], others: dict[int, list[int]]) -> None:
-    """Raises ServerError where an answer depended on what was shared: then no figure means anything."""
-    differing = [id for id, answer in some.items() if answer != others[id]]
-    if differing:
-        raise ServerError(f"{len(differing)} answers depend on what was cached, that of request {differing[0]} first")
-
-
-def duration(asked: Sequence[Asked]) -> float:
-    """Seconds from the first request to the last answer."""
-    return max(a.ended for a in asked) - min(a.sent for a in asked)
-
-
-def ttft(asked: Sequence[Asked]) -> Spread:
-    spread = Spread.of([a.first - a.sent for a in asked])
-    assert spread is not None
-    return spread

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from potok.bench.modelled import BUDGET
 from potok.bench.prefix import POOL_PART, RESERVED_TOKENS, MemoryFigures, PrefixBenchResult, PressureFigures
+from potok.bench.tables import percent, sheet
 
 
 def tables(result: PrefixBenchResult) -> list[Table]:
@@ -55,16 +55,9 @@ def footer(result: PrefixBenchResult) -> list[str]:
     ]
 
 
-def _table(title: str, *headings: str) -> Table:
-    view = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-    for heading in headings:
-        view.add_column(heading, justify="right", no_wrap=True)
-    return view
-
-
 def _shared(result: PrefixBenchResult) -> Table:
     o = result.options
-    view = _table(
+    view = sheet(
         f"{result.model}: {o.system_tokens} tokens in common, {o.question_tokens} of each, {o.answer_tokens} out",
         *("prefix\ncache", "\nrequests", "prompt\ntokens", "\ncomputed", "system\nsaved", "ms a\nrequest"),
         "TTFT\np50 ms",
@@ -88,7 +81,7 @@ def _shared(result: PrefixBenchResult) -> Table:
 
 def _dialogues(result: PrefixBenchResult) -> Table:
     o = result.options
-    view = _table(
+    view = sheet(
         f"{o.users} users x {o.turns} turns, {o.turn_tokens} tokens in, {o.turn_answer_tokens} out each; "
         f"{result.dialogue_blocks} blocks hold a third of the histories",
         *("\npolicy", "prompts\ncomputed", "\nhits", "\nsteps", "turns\na second", "TTFT\np50 ms", "TTFT\np95 ms"),
@@ -107,7 +100,7 @@ def _dialogues(result: PrefixBenchResult) -> Table:
 
 
 def _memory(f: MemoryFigures) -> Table:
-    view = _table(
+    view = sheet(
         f"{f.requests} requests at once into {f.num_blocks} blocks of {f.block_size}, modelled", "", "measured", "goal"
     )
     view.add_row(f"admitted when each reserves {RESERVED_TOKENS} tokens", f"{f.reserving}", "")
@@ -119,7 +112,7 @@ def _memory(f: MemoryFigures) -> Table:
 
 
 def _pressure(pressure: Sequence[PressureFigures]) -> Table:
-    view = _table(
+    view = sheet(
         f"{pressure[0].num_blocks} blocks ({pressure[2].num_blocks} modelled) for one client in {POOL_PART}, against a "
         "load that fits",
         *("", "\nclients", "\nrequests", "\nfailed", "preempted\na request", "at\nmost", "output\ntok/s"),
@@ -135,7 +128,7 @@ def _pressure(pressure: Sequence[PressureFigures]) -> Table:
                 f"{f.preemptions / f.requests:.2f}",
                 "" if f.most_preemptions is None else f"{f.most_preemptions}",
                 f"{f.tokens_per_s:.1f}",
-                "" if f is fits else f"{100 * f.tokens_per_s / fits.tokens_per_s:.0f} %",
+                "" if f is fits else percent(f.tokens_per_s / fits.tokens_per_s),
             )
         view.add_section()
     view.add_row("goal", "", "", "0", "< 3", "", "", ">= 80 %")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from potok.bench.figures import Figures, Spread
 from potok.bench.serve import BenchResult
+from potok.bench.tables import milliseconds, percent, sheet
 
 
 def _time(spread: Spread | None, name: str) -> str:
     if spread is None:
         return "-"
-    value: float = getattr(spread, name)
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    return milliseconds(getattr(spread, name))
 
 
 def _cpu(figures: Figures) -> str:
@@ -50,7 +49,7 @@ RATE_COLUMNS: Columns = (
     ("gap\np50", lambda f: _time(f.gap, "p50")),
     ("\np95", lambda f: _time(f.gap, "p95")),
     ("\nmax", lambda f: _time(f.gap, "max")),
-    ("in\ntarget", lambda f: f"{100 * (f.good or 0) / f.requests:.0f} %"),
+    ("in\ntarget", lambda f: percent((f.good or 0) / f.requests)),
     ("good\nreq/s", lambda f: f"{f.goodput_per_s or 0:.2f}"),
     *_ENDS,
 )
@@ -60,16 +59,12 @@ def table(result: BenchResult) -> Table:
     """One row a load, within 80 columns. Times in milliseconds; TTFT: to the first token; e2e: of the whole answer."""
     options = result.options
     shared = f" (the first {options.shared_prefix_tokens} shared)" if options.shared_prefix_tokens else ""
-    view = Table(
-        title=f"{result.model}: {options.prompt_tokens} tokens in{shared}, {options.output_tokens} out; times in ms",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
     columns = RATE_COLUMNS if options.rate else CLIENT_COLUMNS
-    for heading, _ in columns:
-        view.add_column(heading, justify="right", no_wrap=True)
+    view = sheet(
+        f"{result.model}: {options.prompt_tokens} tokens in{shared}, {options.output_tokens} out; times in ms",
+        *(heading for heading, _ in columns),
+        between=1,
+    )
     for load in result.loads:
         view.add_row(*(cell(load.figures) for _, cell in columns))
     return view

@@ -13,17 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
+from potok.bench.asker import Asker, Wording
 from potok.bench.client import Client, Server
 from potok.bench.figures import Figures, Load, RequestFigures, Targets, summarise
 from potok.bench.machine import Machine
 from potok.bench.options import BenchOptions
 from potok.bench.stream import Record
-from potok.bench.workloads import poisson_arrivals, prompt
+from potok.bench.workloads import poisson_arrivals
 from potok.errors import ClientError
 
-PROBE_OUTPUT_TOKENS = 4
 SECONDS_BETWEEN_PROGRESS = 1.0
 
 
@@ -69,9 +67,9 @@ async def run_bench(options: BenchOptions, watch: Watcher | None = None) -> Benc
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     client = Client(Server.parse(options.url, options.api_key), options.timeout)
     try:
-        model = options.model or await _first_model(client)
-        bench = _Bench(options, client, model, watch or (lambda progress: None))
-        await bench.prepare()
+        asker = Asker(client, options.endpoint, options.model, Wording(options.seed, options.shared_prefix_tokens))
+        await asker.prepare(options.prompt_tokens)
+        bench = _Bench(options, client, asker, watch or (lambda progress: None))
         if options.rate:
             loads = [await bench.arrivals(rate) for rate in options.rate]
         else:
@@ -79,65 +77,29 @@ async def run_bench(options: BenchOptions, watch: Watcher | None = None) -> Benc
     finally:
         client.close()
     shown = replace(options, api_key=None)
-    return BenchResult(options.command(), date, Machine.read(), model, shown, bench.notes, loads)
-
-
-async def _first_model(client: Client) -> str:
-    status, body = await client.get("/v1/models")
-    try:
-        return str(msgspec.json.decode(body)["data"][0]["id"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        raise ClientError(f"/v1/models names no model (HTTP {status}); name it with --model.", "model") from None
+    return BenchResult(options.command(), date, Machine.read(), asker.model, shown, asker.notes, loads)
 
 
 class _Bench:
-    """One run against one server: what was learned about it, and the loads."""
+    """The loads of one run against one server."""
 
-    def __init__(self, options: BenchOptions, client: Client, model: str, watch: Watcher) -> None:
-        self.notes: list[str] = []
+    def __init__(self, options: BenchOptions, client: Client, asker: Asker, watch: Watcher) -> None:
         self._options = options
         self._client = client
-        self._model = model
+        self._asker = asker
         self._watch = watch
-        self._path = "/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions"
-        #: Better measurements, but a server may not know them: each is dropped when the server refuses it by name.
-        self._optional: dict[str, Any] = {
-            "ignore_eos": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-        }
-        self._num_words = options.prompt_tokens
-        self._next_index = 0
-
-    async def prepare(self) -> None:
-        """Learns with a few short requests which fields the server takes, and how many words make the prompt."""
-        wanted = self._options.prompt_tokens
-        counted = await self._probe()
-        if counted is None:
-            self.notes.append(
-                "The server reports no usage: a text delta is taken for a token, a word for a prompt token."
-            )
-            return
-        if counted != wanted:
-            least = self._options.shared_prefix_tokens + 1
-            self._num_words = max(least, self._num_words + wanted - counted)
-            counted = await self._probe()
-        if counted != wanted:
-            self.notes.append(f"Prompts are {counted} tokens by the server's count, where {wanted} were asked for.")
 
     async def closed_loop(self, clients: int) -> LoadResult:
         each = self._options.requests_per_client
-        first = self._next_index
-        self._next_index += clients * each
 
-        async def one_client(number: int, records: list[Record]) -> None:
-            for turn in range(each):
-                body = self._body(first + turn * clients + number)
+        async def one_client(records: list[Record]) -> None:
+            for _ in range(each):
+                body = self._body()
                 records.append(Record(due=time.perf_counter()))
-                await self._client.stream(self._path, body, records[-1])
+                await self._asker.ask(body, records[-1])
 
         async def everybody(records: list[Record]) -> None:
-            await asyncio.gather(*(one_client(number, records) for number in range(clients)))
+            await asyncio.gather(*(one_client(records) for _ in range(clients)))
 
         await self._client.connect(clients)
         return await self._measure(Load(clients=clients), clients * each, everybody)
@@ -149,8 +111,7 @@ class _Bench:
             raise ClientError(
                 f"--rate {rate:g} for {duration:g} s brought no request; lengthen --duration.", "duration"
             )
-        bodies = [self._body(self._next_index + i) for i in range(len(times))]
-        self._next_index += len(times)
+        bodies = [self._body() for _ in times]
 
         async def everybody(records: list[Record]) -> None:
             start = time.perf_counter()
@@ -158,7 +119,7 @@ class _Bench:
                 for body, at in zip(bodies, times, strict=True):
                     await asyncio.sleep(start + at - time.perf_counter())
                     records.append(Record(due=start + at))
-                    running.create_task(self._client.stream(self._path, body, records[-1]))
+                    running.create_task(self._asker.ask(body, records[-1]))
 
         load = Load(rate=rate, duration_s=duration)
         return await self._measure(load, len(times), everybody)
@@ -183,30 +144,8 @@ class _Bench:
             self._watch(_progress(load, requests, records))
             await asyncio.sleep(SECONDS_BETWEEN_PROGRESS)
 
-    async def _probe(self) -> int | None:
-        """Prompt tokens that the server counts for a prompt of this length, or None when it does not say."""
-        while True:
-            body = self._body(self._next_index) | {"max_tokens": PROBE_OUTPUT_TOKENS}
-            self._next_index += 1
-            record = Record(due=time.perf_counter())
-            await self._client.stream(self._path, body, record)
-            if record.error is None:
-                return record.prompt_tokens
-            self._drop_refused_field(record.error)
-
-    def _drop_refused_field(self, error: str) -> None:
-        refused = [name for name in self._optional if name in error] if error.startswith("HTTP 4") else []
-        if not refused:
-            raise ClientError(f"The server did not answer a first short request: {error}.", "url")
-        for name in refused:
-            del self._optional[name]
-            self.notes.append(f"The server does not take {name}, so it was left out.")
-
-    def _body(self, index: int) -> dict[str, Any]:
-        options = self._options
-        text = prompt(options.seed, index, self._num_words, options.shared_prefix_tokens)
-        shape = {"messages": [{"role": "user", "content": text}]} if options.endpoint == "chat" else {"prompt": text}
-        return {"model": self._model, "max_tokens": options.output_tokens, "stream": True} | shape | self._optional
+    def _body(self) -> dict[str, Any]:
+        return self._asker.body(self._options.prompt_tokens, self._options.output_tokens)
 
 
 def _progress(load: Load, requests: int, records: list[Record]) -> Progress:

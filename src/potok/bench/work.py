@@ -48,7 +48,7 @@ def step_work(inputs: StepInputs) -> StepWork:
     alone = np.repeat(lengths == 1, lengths)
     contexts = inputs.positions.astype(np.int64) + 1
     return StepWork(
-        rows=len(inputs.tokens),
+        rows=len(inputs.positions),
         sampled=len(inputs.out_rows),
         decode_context=int(contexts[alone].sum()),
         prompt_context=int(contexts[~alone].sum()),

@@ -85,6 +85,7 @@ def assemble(
             notes=[*notes, *backend.info.notes],
             schedule_policy=SCHEDULE_POLICIES[config.schedule_policy],
         ),
+        settings,
         second.store,
         recorded.journal,
     )

@@ -10,6 +10,7 @@ from potok.backends.api import Backend
 from potok.core.scheduler import Scheduler
 from potok.engine.journal import Journal
 from potok.engine.loop import Connection, EngineLoop
+from potok.engine.scheduling import SchedulerSettings
 from potok.engine.tier_store import NoStore, Store
 from potok.errors import LoadError
 from potok.protocol import EngineInfo, Failed, Ready
@@ -25,6 +26,7 @@ class Engine:
     scheduler: Scheduler
     backend: Backend
     info: EngineInfo
+    settings: SchedulerSettings  # of the scheduler
     store: Store = field(default_factory=NoStore)  # of the scheduler's second tier
     journal: Journal | None = None  # of the scheduler's calls
 

@@ -1,0 +1,119 @@
+"""The steps of a measurement: when each ran, what it computed, and how long the machine would have needed at least."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
+from potok.bench.bound import Ceilings, Factors, ModelWork, StepWork, factors_of, step_seconds
+from potok.bench.work import best, measure_ceilings, model_work, step_work
+from potok.engine.serve import Engine
+from potok.weights.gguf import GGUFFile
+from potok.weights.model_config import read_config
+
+NO_TABLES = np.empty(0, np.int32)
+
+
+class TimedStep(NamedTuple):
+    """Times in seconds of one clock. inputs: without block tables, which are the most of them by far."""
+
+    started: float
+    ended: float
+    inputs: StepInputs
+
+
+class TimedBackend:
+    """Passes steps on, and remembers when each ran and what it computed."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.info: BackendInfo = backend.info
+        self.steps: list[TimedStep] = []
+        self._backend = backend
+
+    def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
+        started = time.perf_counter()
+        sampled = self._backend.step(inputs, rows)
+        ended = time.perf_counter()
+        self.steps.append(TimedStep(started, ended, inputs._replace(kv_blocks=NO_TABLES, kv_indptr=NO_TABLES)))
+        return sampled
+
+
+class StepFigures(NamedTuple):
+    """seconds: from the end of the step before to its own. native: inside the backend. bound: see potok.bench.bound."""
+
+    rows: int
+    sampled: int
+    prompt: bool  # some segment has several tokens
+    seconds: float
+    native: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens a second over some steps. bound: tokens a second that the machine would allow in them.
+
+    python: part of the time that was spent outside the backend.
+    """
+
+    tokens_per_s: float
+    bound: float
+    of_bound: float
+    python: float
+    steps: int
+
+    @staticmethod
+    def of(steps: Sequence[StepFigures], tokens: int) -> Rate:
+        seconds, bound = sum(s.seconds for s in steps), sum(s.bound for s in steps)
+        return Rate(
+            tokens_per_s=tokens / seconds,
+            bound=tokens / bound,
+            of_bound=bound / seconds,
+            python=1 - sum(s.native for s in steps) / seconds,
+            steps=len(steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one machine allows one model, with the best kernels of the table that is in use."""
+
+    ceilings: Ceilings
+    factors: Factors
+    work: ModelWork
+
+    @staticmethod
+    def measure(engine: Engine, model: str) -> Bound:
+        """Takes a second or two. model: the path of the file that the engine serves."""
+        file = GGUFFile.open(model)
+        work = model_work(file, read_config(file), engine.backend.info.kv_bytes_per_token)
+        return Bound(_ceilings(engine.info.threads, work), factors_of(engine.info.isa), work)
+
+    def again(self) -> Bound:
+        """Measured a second time: the better counts."""
+        ceilings = best(self.ceilings, _ceilings(self.ceilings.threads, self.work))
+        return Bound(ceilings, self.factors, self.work)
+
+    def seconds(self, step: StepWork) -> float:
+        return step_seconds(self.work, self.ceilings, self.factors, step)
+
+    def figures(self, steps: Sequence[TimedStep]) -> list[StepFigures]:
+        figures = []
+        before = steps[0].started
+        for started, ended, inputs in steps:
+            step = step_work(inputs)
+            prompt = step.prompt_context > 0
+            figures.append(
+                StepFigures(step.rows, step.sampled, prompt, ended - before, ended - started, self.seconds(step))
+            )
+            before = ended
+        return figures
+
+
+def _ceilings(threads: int, work: ModelWork) -> Ceilings:
+    return measure_ceilings(threads, work.layers.nbytes + work.head.nbytes)
