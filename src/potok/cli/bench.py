@@ -26,7 +26,7 @@ from potok.bench.options import flag, numbers, whole_numbers, words
 from potok.bench.prefix import PARTS, PrefixBenchOptions, run_prefix_bench
 from potok.bench.record import keep
 from potok.cli import options
-from potok.config import MAX_UTILIZATION
+from potok.config import CONTINUOUS, MAX_UTILIZATION, EngineConfig
 from potok.errors import ClientError
 
 JsonFile = Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")]
@@ -286,6 +286,9 @@ def goodput(
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     kv_cache_memory: options.KvCacheMemory = None,
+    schedule_policy: options.SchedulePolicy = "fcfs",
+    batching: options.Batching = CONTINUOUS,
+    target_itl_ms: options.TargetItlMs = 100.0,
     json: JsonFile = None,
 ) -> None:
     _check_folder(json)
@@ -294,8 +297,12 @@ def goodput(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "kv_cache_memory": kv_cache_memory,
+        "schedule_policy": schedule_policy,
+        "batching": batching,
+        "target_itl_ms": target_itl_ms,
     }
-    given = [name for name, value in own.items() if value is not None]
+    defaults = EngineConfig.__dataclass_fields__
+    given = [name for name, value in own.items() if value is not None and value != defaults[name].default]
     if url and given:
         raise ClientError(f"{flag(given[0])} is for a server of our own; leave it out, or leave out --url.", given[0])
     config = None if url else options.engine_config(options.model_path(model), **own)
