@@ -11,29 +11,52 @@ from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
 from potok.config import EngineConfig
 from potok.core.policy import LongestPrefix, Policy
+from potok.engine import probe
 from potok.engine.assemble import assemble
-from potok.engine.probe import PROMPT_TOKENS, WARM_UP_TOKENS, Speed, measure
+from potok.engine.probe import PROMPT_TOKENS, WARM_UP_TOKENS, Speed, StepTime, measure
 from potok.errors import LoadError
 
 MIB = 2**20
 
 
-def test_the_probe_measures_prompt_tokens() -> None:
-    backend = ScriptedBackend(remember_all, vocab_size=VOCAB, seconds_per_token=1e-3)
-    backend.allocate(8, 256)
-    speed = measure(backend)
-    assert 1e-3 <= speed.token_s < 1.5e-3
-    assert [step.rows for step in speed.steps] == [8] and 8e-3 <= speed.steps[0].seconds < 12e-3
+class Clock:
+    """A step takes `step` and for each token `token` seconds of a time that only steps make pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, step: float = 0.0, token: float) -> None:
+        self._step, self._token = step, token
+        self._now = 0.0
+        monkeypatch.setattr(probe.time, "perf_counter", lambda: self._now)
+
+    def __call__(self, inputs: StepInputs) -> None:
+        self._now += self._step + self._token * len(inputs.tokens)
 
 
-def test_rows_are_doubled_until_that_gains_nothing() -> None:
-    # 10 ms a step and 0.1 ms a row: 16 rows do 1380 a second, 32 do 2424, 64 do 3902, 128 do 5614, 256 do 7191.
-    backend = ScriptedBackend(remember_all, vocab_size=VOCAB, seconds_per_step=0.01, seconds_per_token=1e-4)
-    backend.allocate(300, 256)
-    assert [step.rows for step in measure(backend).steps] == [8, 16, 32, 64, 128, 256]
-    steady = ScriptedBackend(remember_all, vocab_size=VOCAB, seconds_per_token=1e-3)
-    steady.allocate(300, 256)
-    assert [step.rows for step in measure(steady).steps] == [8, 16]
+def measured(clock: Clock, num_blocks: int = 300) -> Speed:
+    backend = ScriptedBackend(remember_all, vocab_size=VOCAB, on_step=clock)
+    backend.allocate(num_blocks, 256)
+    return measure(backend)
+
+
+def test_the_probe_measures_prompt_tokens_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = measured(Clock(monkeypatch, step=0.001, token=1e-3), num_blocks=8)
+    assert speed.token_s == pytest.approx(65e-3 / 64)
+    assert speed.steps == (StepTime(8, pytest.approx(9e-3)),)
+
+
+@pytest.mark.parametrize(
+    ("step", "token", "rows"),
+    [
+        (0.01, 1e-4, [8, 16, 32, 64, 128, 256]),  # 741, 1380, 2424, 3902, 5614 and 7191 rows a second
+        (0.0, 1e-3, [8, 16]),  # twice as many gain nothing
+        (0.002, 1e-3, [8, 16, 32, 64]),  # 800, 889, 941 and 970
+        (0.1, 1e-2, [8]),  # a step of 16 is not worth its time
+        (0.0, 1.0, []),
+    ],
+)
+def test_rows_are_doubled_until_that_gains_nothing(
+    monkeypatch: pytest.MonkeyPatch, step: float, token: float, rows: list[int]
+) -> None:
+    assert [s.rows for s in measured(Clock(monkeypatch, step=step, token=token)).steps] == rows
 
 
 @pytest.mark.parametrize(
