@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from potok.backends.api import AllocatingBackend
-from potok.config import GUARANTEED_NO_EVICT, SCHEDULE_POLICIES, EngineConfig
+from potok.config import GUARANTEED_NO_EVICT, OFF, SCHEDULE_POLICIES, EngineConfig
 from potok.core.radix import BYTES
 from potok.core.scheduler import Limits, Scheduler
 from potok.engine import resolve
@@ -77,7 +77,7 @@ def assemble(
             max_model_len=pool.max_model_len,
             block_size=config.block_size,
             num_blocks=pool.num_blocks,
-            max_num_seqs=seqs.value,
+            max_num_seqs=1 if config.batching == OFF else seqs.value,
             max_num_batched_tokens=budget.value,
             threads=info.threads,
             isa=info.isa,
