@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from potok import __version__
 from potok.cli import COMMANDS, execute, options
+from potok.config import ServerConfig
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +168,19 @@ def test_sizes(text: str, size: int) -> None:
 def test_other_sizes_are_refused_and_never_zero(text: str) -> None:
     with contextlib.suppress(typer.BadParameter):
         assert options.parse_size(text) > 0
+
+
+def test_flags_of_the_server_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[ServerConfig] = []
+    monkeypatch.setattr("potok.cli.serve.run", lambda engine_config, config: given.append(config))
+    (model := tmp_path / "m.gguf").touch()
+    assert execute(["serve", str(model)]) == 0
+    flags = {"max-waiting": 0, "max-waiting-tokens": 5, "key-requests": 6, "key-tokens-per-minute": 7}
+    assert execute(["serve", str(model), *(word for name in flags for word in (f"--{name}", str(flags[name])))]) == 0
+    assert given == [
+        ServerConfig(),
+        ServerConfig(max_waiting=0, max_waiting_tokens=5, key_requests=6, key_tokens_per_minute=7),
+    ]
 
 
 def test_what_is_not_given_is_left_to_the_engine(tmp_path: Path) -> None:

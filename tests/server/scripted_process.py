@@ -15,6 +15,6 @@ ENGINE = Path(__file__).with_name("scripted_engine_process.py")
 
 if __name__ == "__main__":
     port, drain_seconds, kind = sys.argv[1:]
-    settings = ServerConfig(port=int(port), served_model_name="smol", drain_seconds=float(drain_seconds))
+    settings = ServerConfig(port=int(port), served_model_name="smol", drain_seconds=float(drain_seconds), max_waiting=4)
     engine = EngineClient(EngineProcess([sys.executable, str(ENGINE), kind]))
     sys.exit(run(EngineConfig(model=str(find_default_model())), settings, engine))

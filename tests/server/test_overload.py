@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_kit import Script, Server, read_until, send_raw, serving
+from server_kit import Script, Server, raw_request, read_until, send_raw, serving
 
 from potok.config import ServerConfig
 from potok.frontend import TextModel
@@ -120,6 +121,23 @@ def test_nothing_is_read_or_tokenised_of_a_call_that_is_refused(narrow: Server) 
     for connection in held:
         read_until(connection, 1, b"finish_reason")
         connection.close()
+
+
+def test_a_connection_outlives_a_refusal_that_came_before_the_body(narrow: Server) -> None:
+    narrow.script.gate.clear()
+    held = [send_raw(narrow, COMPLETIONS, {"prompt": [7, i], "max_tokens": 2}) for i in range(6)]
+    narrow.eventually(lambda: narrow.service.admission.num_open == 6)
+    request = raw_request(COMPLETIONS, {"prompt": "x" * 300_000})
+    with socket.create_connection(narrow.address, timeout=10) as connection:
+        connection.sendall(request[:1000])
+        assert read_until(connection, 1, b"queue_full").startswith(b"HTTP/1.1 429 ")
+        narrow.script.gate.set()
+        for one in held:
+            read_until(one, 1, b"finish_reason")
+            one.close()
+        narrow.eventually(lambda: narrow.service.admission.num_open == 0)
+        connection.sendall(request[1000:] + raw_request(COMPLETIONS, {"prompt": [5], "max_tokens": 2}))
+        assert b"HTTP/1.1 200 OK" in read_until(connection, 1, b"finish_reason")
 
 
 class Counted:

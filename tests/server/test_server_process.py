@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -152,6 +153,28 @@ def test_sigterm_drains(group: bool) -> None:
             assert b'"finish_reason":"length"' in rest
             stream.close()
         assert server.ends(5) == 0
+
+
+def test_more_calls_than_may_wait() -> None:
+    """Two run and four wait; the others hear so at once, from a process that computes nothing."""
+    with started() as server, contextlib.ExitStack() as open_ones:
+        server.says("ready on")
+        streams = [open_ones.enter_context(server.stream([5, i], 60)) for i in range(20)]
+        answers = {stream: read_until(stream, 1, b"\r\n\r\n") for stream in streams}
+        refused = {stream: head for stream, head in answers.items() if head.startswith(b"HTTP/1.1 429 ")}
+        assert len(refused) == 14
+        for stream, head in refused.items():
+            assert b"\r\nretry-after: " in head
+            assert b'"queue_full"' in (head if b"}}" in head else read_until(stream, 1, b"}}"))
+        assert server.http.get("/health").status_code == 200
+        for stream, head in answers.items():
+            if stream not in refused:
+                assert head.startswith(b"HTTP/1.1 200 ")
+                assert b'"finish_reason":"length"' in head + (
+                    b"" if b"[DONE]" in head else read_until(stream, 1, b"[DONE]")
+                )
+        assert server.http.post(COMPLETIONS, json={"prompt": [5], "max_tokens": 2}).status_code == 200
+        assert "potok_requests_waiting 0.0" in server.http.get("/metrics").text
 
 
 def test_calls_that_take_too_long_are_cut_off_with_an_error() -> None:

@@ -95,7 +95,9 @@ ModelOption = Annotated[
 ]
 MaxNumSeqs = Annotated[
     int | None,
-    typer.Option("--max-num-seqs", min=1, help="Requests that run at once.", show_default="128"),
+    typer.Option(
+        "--max-num-seqs", min=1, help="Requests that run at once.", show_default="as many as this machine gains from"
+    ),
 ]
 MaxNumBatchedTokens = Annotated[
     int | None,
@@ -103,7 +105,7 @@ MaxNumBatchedTokens = Annotated[
         "--max-num-batched-tokens",
         min=1,
         help="Tokens that one step computes at most, prompts and answers together.",
-        show_default="what this machine computes in about 80 ms",
+        show_default="from what this machine computes",
     ),
 ]
 MaxModelLen = Annotated[
