@@ -80,7 +80,7 @@ def refusal(request: Request, limits: Limits, num_blocks: int) -> Reject | None:
 class Room:
     """How much of prompts may be begun, in tokens, so that nobody joins to wait for his first token among the running.
 
-    total: what a step computes of prompts. prompts: those of running requests, which the caller keeps up to date. short:
+    total: what a step computes of prompts. prompts: those of running requests; the caller keeps them up to date. short:
     what is left of the half of `total` that prompts may have which end in this very step, although those before them
     want more than a step: a long prompt must not keep short ones waiting.
     """
