@@ -299,7 +299,8 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "            if request.finish is not None:  # cancelled while the step ran, or a ghost\n                continue\n",
+        "            if request.finish is not None:  # cancelled while the step ran, or a ghost\n"
+        "                continue\n",
         "",
         "a cancelled request gets a token",
     ),
@@ -461,19 +462,22 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "        if not self.running:  # who is left of the batch may need the ghosts' blocks to join\n            self._drop_ghosts()\n",
+        "        if not self.running:  # who is left of the batch may need the ghosts' blocks to join\n"
+        "            self._drop_ghosts()\n",
         "",
         "a preempted member waits for ever for the blocks of ghosts",
     ),
     Mutation(
         "scheduler",
-        "            if self.ghosts:  # nobody needs what they compute\n                self._let_go(self.ghosts.pop())\n                continue\n",
+        "            if self.ghosts:  # nobody needs what they compute\n"
+        "                self._let_go(self.ghosts.pop())\n                continue\n",
         "",
         "somebody is preempted for the sake of ghosts",
     ),
     Mutation(
         "scheduler",
-        "            if request.phase is Phase.GHOST:\n                self.ghosts.remove(request)\n                self._let_go(request)\n",
+        "            if request.phase is Phase.GHOST:\n                self.ghosts.remove(request)\n"
+        "                self._let_go(request)\n",
         "            pass\n",
         "a ghost whose caller left goes on",
     ),
@@ -654,7 +658,8 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "        request.finish = finish\n        self.policy.leave(request)\n        self._let_go(request)\n\n    def _let_go",
+        "        request.finish = finish\n        self.policy.leave(request)\n"
+        "        self._let_go(request)\n\n    def _let_go",
         "        request.finish = finish\n        self._let_go(request)\n\n    def _let_go",
         "a key whose requests are cancelled stays",
     ),
@@ -750,11 +755,12 @@ MUTATIONS = (
         "return len(request.tokens) <= self.short",
         "no long prompt is ever begun",
     ),
+    Mutation("admission", "r.rank < request.rank or not self.by_rank", "True", "an urgent prompt waits for a long one"),
     Mutation(
         "admission",
-        "for r in self.prompts if r.rank < request.rank]",
-        "for r in self.prompts]",
-        "an urgent prompt waits for a long one",
+        "r.rank < request.rank or not self.by_rank",
+        "r.rank < request.rank",
+        "older ones pass a prompt",
     ),
     Mutation(
         "admission",
@@ -919,7 +925,8 @@ MUTATIONS = (
     ),
     Mutation(
         "cost",
-        "            for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):\n                self._add(work, self._fixed(work), FIRST_GUESS)\n",
+        "            for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):\n"
+        "                self._add(work, self._fixed(work), FIRST_GUESS)\n",
         "            pass\n",
         "the first steps unlearn what a token costs",
     ),
@@ -962,7 +969,8 @@ MUTATIONS = (
     ),
     Mutation(
         "deadlines",
-        "        if request.ends_by_us:\n            heapq.heappush(self._heap, _Due(request.ends_by_us, request.order, False, request))\n",
+        "        if request.ends_by_us:\n"
+        "            heapq.heappush(self._heap, _Due(request.ends_by_us, request.order, False, request))\n",
         "",
         "answers are never cut",
     ),

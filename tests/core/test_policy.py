@@ -191,6 +191,20 @@ def test_key_with_less_than_its_seats_takes_one_from_the_key_with_the_most() -> 
     assert s.counters.preemptions <= 3
 
 
+def test_prompt_under_way_is_not_held_up_by_an_older_one_of_a_key_that_has_had_more() -> None:
+    s, executor = scheduler(Fair(), seqs=4, num_blocks=400), Executor(4)
+    for id in range(4):
+        submit(s, id, new=6 + 40 * (id > 1), key="a")
+    older = submit(s, 4, prompt=300, key="a")
+    step(s, executor)
+    mine = submit(s, 5, prompt=500, key="b")
+    while len(mine.tokens) == 500:
+        assert older.phase is Phase.WAITING
+        step(s, executor)
+        assert s.counters.steps < 20
+    assert older.phase is Phase.RUNNING, "there was a seat for it, and the last step had room"
+
+
 def test_seats_that_are_free_are_not_given_to_be_taken_away_again() -> None:
     s, executor = scheduler(Fair(), seqs=4, num_blocks=200), Executor(4)
     submit(s, 0, prompt=40, new=9, key="a")

@@ -82,19 +82,21 @@ class Room:
 
     total: what a step computes of prompts. prompts: those of running requests; the caller keeps them up to date. short:
     what is left of the half of `total` that prompts may have which end in this very step, although those before them
-    want more than a step: a long prompt must not keep short ones waiting.
+    want more than a step: a long prompt must not keep short ones waiting. by_rank: a prompt that is under way does not
+    keep those waiting that come before it in rank; else whoever was let in is not held up by who comes later.
     """
 
     total: int
     prompts: Sequence[Request]
     short: int
+    by_rank: bool = True
 
     def admits(self, request: Request) -> bool:
         return len(request.tokens) <= self.short or self.is_open(request)
 
     def is_open(self, request: Request) -> bool:
         """Whether those who come before it leave something of a step."""
-        return sum([r.pending for r in self.prompts if r.rank < request.rank]) < self.total
+        return sum([r.pending for r in self.prompts if r.rank < request.rank or not self.by_rank]) < self.total
 
     def take(self, tokens: int) -> None:
         if tokens <= self.short:

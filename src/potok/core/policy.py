@@ -23,11 +23,13 @@ WINDOW = 64
 class Policy:
     """First come, first served; the others change what they differ in.
 
-    patience: see potok.core.admission.joining. preempts: whether `yields` may name anybody.
+    patience: see potok.core.admission.joining. preempts: whether `yields` may name anybody. by_rank: whether `order`
+    keeps to the ranks.
     """
 
     patience = 16
     preempts = False
+    by_rank = True
 
     def rank(self, request: Request) -> tuple[int, int]:
         """The lower, the earlier; no two requests are equal. request.order: the how-manieth that arrived."""
@@ -57,6 +59,7 @@ class LongestPrefix(Policy):
     """Those with most of their tokens in the cache, while they are there; before them who was passed too often."""
 
     patience = 64
+    by_rank = False
 
     def order(
         self, waiting: Sequence[Request], running: Sequence[Request], seats: int, cache: PrefixCache
@@ -105,6 +108,7 @@ class Fair(Policy):
     """
 
     preempts = True
+    by_rank = False
 
     def __init__(self) -> None:
         self._charged: dict[str, int] = {}

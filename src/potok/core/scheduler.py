@@ -415,7 +415,8 @@ class Scheduler:
             us = self._prompt_time(Work(len(decoding), len(decoding), context, 0))
             total = max(1, min(total, self.cost.tokens_in(us, prompts[0].computed if prompts else 0)))
         half = total // 2
-        return Room(total, prompts, half - sum([r.pending for r in passing(prompts, half)]))
+        short = half - sum([r.pending for r in passing(prompts, half)])
+        return Room(total, prompts, short, self.policy.by_rank)
 
     def _prompt_share(self) -> int:
         """Tokens of a step that decoding requests leave to prompts."""
