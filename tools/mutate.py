@@ -995,9 +995,21 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "            done = self.cache.match(request).num_tokens\n",
-        "            pass\n",
+        "            done = match.num_tokens + match.read *",
+        "            done = match.read *",
         "what the cache holds of a prompt is expected to take time",
+    ),
+    Mutation(
+        "scheduler",
+        "done = match.num_tokens + match.read * len(match.stored) * self.limits.block_size",
+        "done = match.num_tokens",
+        "a prompt that would be read is ended as hopeless",
+    ),
+    Mutation(
+        "scheduler",
+        "        if request.loading:\n            done = len(request.tokens)\n",
+        "",
+        "a prompt that is being read is ended as hopeless",
     ),
     Mutation("scheduler", "            self.counters.timeouts += 1\n", "", "timeouts are not counted"),
     Mutation(

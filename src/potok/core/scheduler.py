@@ -289,11 +289,17 @@ class Scheduler:
             self.counters.timeouts += 1
 
     def _prompt_us(self, request: Request) -> float:
-        """What the rest of a request's prompt is expected to take. One that waits finds some of it in the cache."""
+        """What the rest of a request's prompt is expected to take. One that waits finds some of it in the cache.
+
+        What is read counts as done: nobody knows how much will come, and what does not is seen when the reads are over.
+        """
         done = request.computed
         if request.phase is Phase.WAITING:
-            done = self.cache.match(request).num_tokens
-        return self.cost.prompt_us(done, len(request.tokens) - done)
+            match = self.cache.match(request)
+            done = match.num_tokens + match.read * len(match.stored) * self.limits.block_size
+        if request.loading:
+            done = len(request.tokens)
+        return self.cost.prompt_us(done, max(0, len(request.tokens) - done))
 
     def _make_room(self) -> bool:
         """Gives each running request the block that its newest token needs; whether somebody was preempted for it."""
