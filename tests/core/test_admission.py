@@ -12,6 +12,7 @@ from potok.core.prefix import PrefixCache
 from potok.core.request import Request
 
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=1000, block_size=4)
+ROOM = Room(10**6, [], 0)
 
 
 def waiting(length: int, preemptions: int = 0, overtaken: int = 0) -> Request:
@@ -30,7 +31,7 @@ def joins(queue: list[Request], num_running: int, free: int, limits: Limits = LI
     running = [waiting(4) for _ in range(num_running)]
     joined = []
     policy = Policy()
-    for r, match in joining(policy.order(queue, cache), running, cache, limits, policy, Room(10**6, 0, 0)):
+    for r, match in joining(policy.order(queue, running, 8, cache), running, cache, limits, policy, ROOM):
         cache.take(r, match)
         running.append(r)
         joined.append(r.id)
@@ -84,13 +85,15 @@ def test_who_needs_least_computing_is_next_but_not_for_ever() -> None:
     for r in queue:
         r.order, r.rank = r.id, (r.id, 0)
     policy = LongestPrefix()
-    order = [r.id for r, _ in joining(policy.order(queue, cache), [known], cache, LIMITS, policy, Room(10**6, 0, 0))]
-    assert order == [2, 1, 0]
+
+    def order() -> list[int]:
+        candidates = policy.order(queue, [known], 8, cache)
+        return [r.id for r, _ in joining(candidates, [known], cache, LIMITS, policy, ROOM)]
+
+    assert order() == [2, 1, 0]
     assert [r.overtaken for r in queue] == [2, 1, 0]
     queue[0].overtaken = LongestPrefix.patience
-    assert [
-        r.id for r, _ in joining(policy.order(queue, cache), [known], cache, LIMITS, policy, Room(10**6, 0, 0))
-    ] == [0, 2, 1]
+    assert order() == [0, 2, 1]
 
 
 def test_without_eviction_only_those_join_who_can_run_to_their_ends() -> None:

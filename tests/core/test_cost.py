@@ -1,7 +1,8 @@
-"""What a step costs does not grow with what is cached. Counted in bytecode, not in time."""
+"""What a step costs does not grow with what is cached, or with who waits. Counted in bytecode, not in time."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import FrameType
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from kv_oracle import request
 
-from potok.core.policy import LongestPrefix, Policy
+from potok.core.policy import Fair, LongestPrefix, Policy, Priority, Shortest
+from potok.core.radix import Domain
 from potok.core.scheduler import Limits, Scheduler
 
 #: Tokens of a block. Small, so that many blocks are filled in little time.
@@ -79,4 +81,38 @@ def cost(num_blocks: int, policy: type[Policy]) -> int:
 def test_a_hundred_thousand_cached_blocks_cost_what_a_thousand_do(policy: type[Policy]) -> None:
     few, many = cost(FEW, policy), cost(MANY, policy)
     assert few > 10_000
+    assert many <= 1.1 * few, (few, many)
+
+
+def queue_cost(waiting: int, policy: type[Policy], seqs: int) -> int:
+    """Of twenty steps of running requests, while so many wait: for a seat, or for a long prompt to be computed."""
+    scheduler = Scheduler(Limits(seqs, 64, 4096, 16), 1000, policy=policy())
+    for id in range(16 + waiting):
+        prompt = [id] * (2000 if seqs > 16 and id == 0 else 40)
+        r = request(id, prompt, 1000)
+        r.domain = Domain(namespace="ab"[id % 2])
+        assert scheduler.submit(r) is None
+    while (seqs == 16 and len(scheduler.running) < seqs) or scheduler.counters.steps < 5:
+        batch = scheduler.schedule(0)
+        assert batch is not None
+        scheduler.commit(batch, [7] * batch.num_sampled, 1)
+    with Opcodes() as opcodes:
+        for _ in range(20):
+            batch = scheduler.schedule(0)
+            assert batch is not None
+            scheduler.commit(batch, [7] * batch.num_sampled, 1)
+    assert len(scheduler.waiting) > waiting - 100
+    return opcodes.count
+
+
+@pytest.mark.parametrize(
+    ("policy", "seqs"),
+    [
+        *itertools.product([Policy, LongestPrefix, Priority, Shortest], [16, 64]),
+        (Fair, 16),  # while a seat is free it looks at all who wait
+    ],
+)
+def test_five_thousand_waiting_requests_cost_what_two_hundred_do(policy: type[Policy], seqs: int) -> None:
+    few, many = queue_cost(200, policy, seqs), queue_cost(5000, policy, seqs)
+    assert few > 1_000
     assert many <= 1.1 * few, (few, many)

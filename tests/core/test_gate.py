@@ -98,6 +98,15 @@ def test_lone_request_of_a_dynamic_batch_waits_just_so_long() -> None:
     assert run.rows() == [0, 1]
 
 
+def test_who_belongs_to_a_batch_waits_for_blocks_and_not_for_a_time() -> None:
+    """Else an engine without free blocks would ask again and again."""
+    gate, members = Gathered(2), [request(id, [1], 1) for id in range(2)]
+    late = request(2, [1], 1)
+    assert gate.candidates([*members, late], [], 0) == members
+    assert gate.wake_at([members[1], late]) is None
+    assert gate.wake_at([late]) == 0
+
+
 @pytest.mark.parametrize(
     ("prompts", "first"),
     [

@@ -86,6 +86,46 @@ def test_full_pool_makes_way_only_when_that_helps() -> None:
     assert high.preemptions == 0 and big.phase is Phase.FINISHED and low.phase is Phase.FINISHED
 
 
+def test_blocks_that_the_newcomer_shares_are_not_counted_as_gained() -> None:
+    s, executor = scheduler(Priority(), seqs=8, num_blocks=20), Executor(4)
+    high, low = submit(s, 1, prompt=27, new=5), submit(s, 0, prompt=39, new=9, priority=5)
+    for _ in range(3):
+        step(s, executor)
+    head = request(2, [*low.tokens[:40], *range(11)], 5)
+    assert s.submit(head) is None
+    step(s, executor)
+    assert s.running == [high, low] and head.phase is Phase.WAITING
+    while step(s, executor) is not None:
+        pass
+    assert s.counters.preemptions == 0
+
+
+def test_blocks_that_several_share_are_gained_when_all_of_them_make_way() -> None:
+    s, executor = scheduler(Priority(), seqs=8, num_blocks=20), Executor(4)
+    low = [request(id, [3] * 40, 20) for id in range(2)]
+    for r in low:
+        r.priority = 5
+        assert s.submit(r) is None
+        step(s, executor)
+    step(s, executor)
+    assert s.running == low
+    urgent = submit(s, 2, prompt=50, new=5)
+    step(s, executor)
+    assert s.running == [urgent] and [r.preemptions for r in low] == [1, 1]
+
+
+@pytest.mark.parametrize("seqs", [1, 4])
+def test_urgent_prompt_does_not_wait_for_the_long_one_of_a_low_request(seqs: int) -> None:
+    s, executor = scheduler(Priority(), seqs=seqs, num_blocks=200), Executor(4)
+    low = submit(s, 0, prompt=500, priority=5)
+    step(s, executor)
+    high = submit(s, 1, prompt=100)
+    step(s, executor)
+    step(s, executor)
+    assert high.phase is Phase.RUNNING and len(high.tokens) == 101, "nothing came before it"
+    assert low.preemptions == (seqs == 1)
+
+
 def test_nobody_is_preempted_when_that_was_ruled_out() -> None:
     s, executor = scheduler(Priority(), no_evict=True), Executor(4)
     low = submit(s, 0, new=9, priority=5)
@@ -138,7 +178,6 @@ def test_key_with_less_than_its_seats_takes_one_from_the_key_with_the_most() -> 
     assert len(s.running) == 4
     one = submit(s, 6, new=5, key="b")
     step(s, executor)
-    step(s, executor)
     assert one.phase is Phase.RUNNING and [r.preemptions for r in mine] == [0, 0, 0, 1, 0, 0]
     others = [submit(s, 7 + i, new=5, key="b") for i in range(4)]
     for _ in range(3):
@@ -150,6 +189,33 @@ def test_key_with_less_than_its_seats_takes_one_from_the_key_with_the_most() -> 
     for r in (*mine, one, *others):
         assert list(r.tokens[4:]) == answer(r.tokens[:4], r.max_new, frozenset(), 1000)
     assert s.counters.preemptions <= 3
+
+
+def test_prompt_under_way_is_not_held_up_by_an_older_one_of_a_key_that_has_had_more() -> None:
+    s, executor = scheduler(Fair(), seqs=4, num_blocks=400), Executor(4)
+    for id in range(4):
+        submit(s, id, new=6 + 40 * (id > 1), key="a")
+    older = submit(s, 4, prompt=300, key="a")
+    step(s, executor)
+    mine = submit(s, 5, prompt=500, key="b")
+    while len(mine.tokens) == 500:
+        assert older.phase is Phase.WAITING
+        step(s, executor)
+        assert s.counters.steps < 20
+    assert older.phase is Phase.RUNNING, "there was a seat for it, and the last step had room"
+
+
+def test_seats_that_are_free_are_not_given_to_be_taken_away_again() -> None:
+    s, executor = scheduler(Fair(), seqs=4, num_blocks=200), Executor(4)
+    submit(s, 0, prompt=40, new=9, key="a")
+    for id in range(1, 6):
+        submit(s, id, key="b", new=9)
+    submit(s, 6, key="a", new=9)
+    step(s, executor)
+    assert [r.id for r in s.running] == [0, 1, 2, 6] and s.counters.preemptions == 0
+    while step(s, executor) is not None:
+        pass
+    assert s.counters.preemptions == 0
 
 
 def test_keys_get_equal_service_whatever_they_send() -> None:

@@ -116,6 +116,7 @@ class Trial:
             wake, live = s.wake_at(), bool(s.waiting or s.running)
             assert wake is not None or not live, "requests are left but nothing is computed"
             assert wake is not None or not self.disk.under_way, "nobody will ask for the ends of transfers"
+            assert wake is None or wake > self.now_us, "the engine asks again and again, and nothing comes of it"
             self.now_us = max(self.now_us, wake or 0)
             return live or bool(self.disk.under_way)
         # Whoever gave up its reads has left, and may be back.

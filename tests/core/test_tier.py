@@ -16,6 +16,7 @@ from potok.core.request import Phase, Request
 from potok.core.scheduler import Limits, Scheduler
 from potok.core.tier import Done, Kind, Tier, Transfer
 from potok.core.transfers import FAILURES, LEAST_PATIENCE_US, PAUSE_US
+from potok.finish import Finish
 
 B = 16
 STEP_US = 10_000
@@ -349,3 +350,21 @@ def test_a_digest_is_the_whole_prefix() -> None:
     assert len(key) == B * BYTES
     assert len({digest_of(n.digest, key) for n in (root, other)}) == 2
     assert Transfer(1, Kind.READ, 2, 3, b"", b"") != Done(1, True, 2)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_prompt_that_is_read_in_time_misses_no_deadline(slow: bool) -> None:
+    server = Server()
+    prompt = [i % 7 for i in range(2000)]
+    server.ask(prompt)
+    server.forget()
+    server.disk.speed = 0.0 if slow else 1.0
+    soon = request(7, prompt, 2)
+    soon.first_by_us = server.now_us + 100_000  # computing it takes 200 ms
+    assert server.scheduler.submit(soon) is None
+    for _ in range(5):
+        server.step()
+    assert soon.loading == slow and soon.finish is not Finish.TIMEOUT
+    for _ in range(6):
+        server.step()
+    assert soon.finish is (Finish.TIMEOUT if slow else Finish.LENGTH)

@@ -80,26 +80,27 @@ def refusal(request: Request, limits: Limits, num_blocks: int) -> Reject | None:
 class Room:
     """How much of prompts may be begun, in tokens, so that nobody joins to wait for his first token among the running.
 
-    total: what a step computes of prompts. backlog: what those who run still want of that. short: what is left of the
-    half of it that prompts may have which end in this very step, although the backlog is larger than a step: a long
-    prompt must not keep short ones waiting.
+    total: what a step computes of prompts. prompts: those of running requests; the caller keeps them up to date. short:
+    what is left of the half of `total` that prompts may have which end in this very step, although those before them
+    want more than a step: a long prompt must not keep short ones waiting. by_rank: a prompt that is under way does not
+    keep those waiting that come before it in rank; else whoever was let in is not held up by who comes later.
     """
 
     total: int
-    backlog: int
+    prompts: Sequence[Request]
     short: int
+    by_rank: bool = True
 
-    @property
-    def open(self) -> bool:
-        return self.backlog < self.total
+    def admits(self, request: Request) -> bool:
+        return len(request.tokens) <= self.short or self.is_open(request)
 
-    def admits(self, tokens: int) -> bool:
-        return self.open or tokens <= self.short
+    def is_open(self, request: Request) -> bool:
+        """Whether those who come before it leave something of a step."""
+        return sum([r.pending for r in self.prompts if r.rank < request.rank or not self.by_rank]) < self.total
 
     def take(self, tokens: int) -> None:
         if tokens <= self.short:
             self.short -= tokens
-        self.backlog += tokens
 
 
 def joining(
@@ -126,9 +127,7 @@ def joining(
     """
     left: dict[int, Request] = {r.id: r for r in candidates}
     for request in candidates:
-        if not room.admits(0):
-            return
-        if not room.admits(len(request.tokens)):
+        if not room.admits(request):
             del left[request.id]
             continue
         match = cache.match(request)

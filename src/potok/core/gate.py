@@ -34,7 +34,7 @@ class Gate(Protocol):
         ...
 
     def wake_at(self, waiting: Sequence[Request]) -> int | None:
-        """When to ask again although nothing happens; for when nobody runs."""
+        """When to ask again although nothing happens; for when nobody runs. None: time alone changes nothing."""
         ...
 
     def note_step(self, prompts: bool, step_us: int) -> None:
@@ -104,7 +104,7 @@ class Gathered:
         return any(r.batch == self._batch for r in waiting)  # not yet joined, or preempted
 
     def wake_at(self, waiting: Sequence[Request]) -> int | None:
-        return self._due(waiting) if waiting else None
+        return self._due(waiting) if waiting and not self.is_open(waiting) else None
 
     def note_step(self, prompts: bool, step_us: int) -> None:
         """How long steps take has no influence."""

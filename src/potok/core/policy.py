@@ -23,22 +23,26 @@ WINDOW = 64
 class Policy:
     """First come, first served; the others change what they differ in.
 
-    patience: see potok.core.admission.joining. preempts: whether `yields` may name anybody.
+    patience: see potok.core.admission.joining. preempts: whether `yields` may name anybody. by_rank: whether `order`
+    keeps to the ranks.
     """
 
     patience = 16
     preempts = False
+    by_rank = True
 
     def rank(self, request: Request) -> tuple[int, int]:
         """The lower, the earlier; no two requests are equal. request.order: the how-manieth that arrived."""
         return request.order, 0
 
-    def order(self, waiting: Sequence[Request], cache: PrefixCache) -> Sequence[Request]:
-        """At most WINDOW of those who wait, given by rank: the next to join first."""
+    def order(
+        self, waiting: Sequence[Request], running: Sequence[Request], seats: int, cache: PrefixCache
+    ) -> Sequence[Request]:
+        """At most WINDOW of those who wait, given by rank: the next to join first. seats: who may run at once."""
         return waiting[:WINDOW]
 
     def yields(self, newcomer: Request, running: Sequence[Request], seats: int) -> list[Request]:
-        """Of those who run, who would make way for `newcomer`, the first of them first. seats: who may run at once."""
+        """Of those who run, who would make way for `newcomer`, the first of them first."""
         return []
 
     def arrive(self, request: Request) -> None:
@@ -55,8 +59,11 @@ class LongestPrefix(Policy):
     """Those with most of their tokens in the cache, while they are there; before them who was passed too often."""
 
     patience = 64
+    by_rank = False
 
-    def order(self, waiting: Sequence[Request], cache: PrefixCache) -> Sequence[Request]:
+    def order(
+        self, waiting: Sequence[Request], running: Sequence[Request], seats: int, cache: PrefixCache
+    ) -> Sequence[Request]:
         def key(request: Request) -> tuple[bool, int]:
             if request.overtaken >= self.patience:
                 return False, request.order
@@ -101,37 +108,48 @@ class Fair(Policy):
     """
 
     preempts = True
+    by_rank = False
 
     def __init__(self) -> None:
         self._charged: dict[str, int] = {}
         self._live: Counter[str] = Counter()  # requests by key, zeros left out
 
-    def order(self, waiting: Sequence[Request], cache: PrefixCache) -> Sequence[Request]:
-        """As if each were charged for its prompt when it joins."""
+    def order(
+        self, waiting: Sequence[Request], running: Sequence[Request], seats: int, cache: PrefixCache
+    ) -> Sequence[Request]:
+        """As if each were charged for its prompt when it joins. First those whose keys have less than their parts."""
+        if len(self._live) <= 1:
+            return waiting[:WINDOW]
+        taken, share = self._seats(running, seats)
+        if len(running) >= seats and not any(taken[name] < min(share, n) for name, n in self._live.items()):
+            return ()  # nobody would yield; and all who wait are looked at below
         lines: dict[str, list[Request]] = {}
         for request in waiting:
             lines.setdefault(request.domain.namespace, []).append(request)
-        if len(lines) <= 1:
-            return waiting[:WINDOW]
-        heap = [(self._charged[name], line[0].rank, name, 0) for name, line in lines.items()]
+        heap = [(taken[name] >= share, self._charged[name], line[0].rank, name, 0) for name, line in lines.items()]
         heapq.heapify(heap)
         ordered: list[Request] = []
         while heap and len(ordered) < WINDOW:
-            charged, _, name, i = heapq.heappop(heap)
-            line = lines[name]
-            ordered.append(line[i])
+            _, charged, _, name, i = heapq.heappop(heap)
+            request, line = lines[name][i], lines[name]
+            ordered.append(request)
+            taken[name] += 1
             if i + 1 < len(line):
-                heapq.heappush(heap, (charged + len(line[i].tokens), line[i + 1].rank, name, i + 1))
+                after = charged + len(request.tokens)
+                heapq.heappush(heap, (taken[name] >= share, after, line[i + 1].rank, name, i + 1))
         return ordered
 
     def yields(self, newcomer: Request, running: Sequence[Request], seats: int) -> list[Request]:
-        taken = Counter(r.domain.namespace for r in running)
-        share = max(1, seats // len(self._live))
+        taken, share = self._seats(running, seats)
         if taken[newcomer.domain.namespace] >= share:
             return []
         most = max(taken, key=lambda name: (taken[name], name), default="")
         above = taken[most] - share
         return [r for r in reversed(running) if r.domain.namespace == most][: max(0, above)]
+
+    def _seats(self, running: Sequence[Request], seats: int) -> tuple[Counter[str], int]:
+        """How many each key has, and how many are its part."""
+        return Counter([r.domain.namespace for r in running]), max(1, seats // len(self._live))
 
     def arrive(self, request: Request) -> None:
         name = request.domain.namespace

@@ -28,6 +28,7 @@ it need not fill is that of `prefix`; how long a step takes that of `cost`.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -288,11 +289,17 @@ class Scheduler:
             self.counters.timeouts += 1
 
     def _prompt_us(self, request: Request) -> float:
-        """What the rest of a request's prompt is expected to take. One that waits finds some of it in the cache."""
+        """What the rest of a request's prompt is expected to take. One that waits finds some of it in the cache.
+
+        What is read counts as done: nobody knows how much will come, and what does not is seen when the reads are over.
+        """
         done = request.computed
         if request.phase is Phase.WAITING:
-            done = self.cache.match(request).num_tokens
-        return self.cost.prompt_us(done, len(request.tokens) - done)
+            match = self.cache.match(request)
+            done = match.num_tokens + match.read * len(match.stored) * self.limits.block_size
+        if request.loading:
+            done = len(request.tokens)
+        return self.cost.prompt_us(done, max(0, len(request.tokens) - done))
 
     def _make_room(self) -> bool:
         """Gives each running request the block that its newest token needs; whether somebody was preempted for it."""
@@ -339,20 +346,19 @@ class Scheduler:
         if full and not self.policy.preempts:
             return
         room = self._room(decoding, prompts)
-        if not room.admits(1):
+        if not (room.short or room.is_open(self.waiting[0])):
             return
         candidates = self.gate.candidates(self.waiting, self.running, now_us)
-        candidates = self.policy.order(candidates, self.cache)
+        candidates = self.policy.order(candidates, self.running, self.limits.max_num_seqs, self.cache)
         if self.policy.preempts and not self.limits.no_evict:
-            made_way = self._join_by_right(candidates, decoding, prompts, room)
-            candidates = [r for r in candidates if r.phase is Phase.WAITING and r not in made_way]
+            self._join_by_right(candidates, decoding, prompts, room)
+            candidates = [r for r in candidates if r.phase is Phase.WAITING]
         self._join_fitting(candidates, prompts, room)
 
     def _join_by_right(
         self, candidates: Sequence[Request], decoding: list[Request], prompts: list[Request], room: Room
-    ) -> list[Request]:
-        """Those that come next join, as long as each fits or somebody yields to it. Returns those who did."""
-        made_way: list[Request] = []
+    ) -> None:
+        """Those that come next join, as long as each fits or somebody yields to it."""
         for request in candidates:
             self._join_fitting([request], prompts, room)
             if request.phase is Phase.WAITING:
@@ -362,11 +368,9 @@ class Scheduler:
                         if other in some:
                             some.remove(other)
                     self._preempt(other)
-                made_way += yielding
                 self._join_fitting([request] if yielding else [], prompts, room)
                 if request.phase is Phase.WAITING:
                     break
-        return made_way
 
     def _join_fitting(self, candidates: Sequence[Request], prompts: list[Request], room: Room) -> None:
         seats = self.limits.max_num_seqs
@@ -387,11 +391,12 @@ class Scheduler:
     def _yielding(self, head: Request, room: Room) -> list[Request]:
         """Who is to be preempted so that `head` can join: nobody when it could anyway, or not even then."""
         match = self.cache.match(head)
-        if match.wait or not room.admits(len(head.tokens) - match.num_tokens):
+        if match.wait or not room.admits(head):
             return []
         limits, pool = self.limits, self.pool
         yielding: list[Request] = []
         available, running = pool.available, list(self.running)
+        kept, let_go = set(match.blocks), Counter[int]()
 
         def fits() -> bool:
             spare = headroom(head, running, limits)
@@ -402,20 +407,22 @@ class Scheduler:
         for request in self.policy.yields(head, self.running, limits.max_num_seqs):
             yielding.append(request)
             running.remove(request)
-            available += sum([pool.refs(block) - pool.is_cached(block) == 1 for block in request.blocks])
+            let_go.update(request.blocks)
+            held = [b for b in request.blocks if b not in kept]
+            available += sum([pool.refs(b) - pool.is_cached(b) == let_go[b] for b in held])
             if fits():
                 return yielding
         return []
 
     def _room(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Room:
-        backlog = sum([r.pending for r in prompts])
         total = max(self.limits.max_num_batched_tokens - len(decoding) - len(self.ghosts), self._prompt_share())
         if self.target_us:
             context = sum([r.computed for r in decoding]) + len(decoding)
             us = self._prompt_time(Work(len(decoding), len(decoding), context, 0))
             total = max(1, min(total, self.cost.tokens_in(us, prompts[0].computed if prompts else 0)))
         half = total // 2
-        return Room(total, backlog, half - sum([r.pending for r in passing(prompts, half)]))
+        short = half - sum([r.pending for r in passing(prompts, half)])
+        return Room(total, prompts, short, self.policy.by_rank)
 
     def _prompt_share(self) -> int:
         """Tokens of a step that decoding requests leave to prompts."""
