@@ -18,12 +18,14 @@ _HOMES = {
     "ClientError": "potok.errors",
     "CompletionOutput": "potok.llm",
     "DeadlineExceeded": "potok.errors",
+    "DynamicBatcher": "potok.batching",
     "EngineDead": "potok.errors",
     "LoadError": "potok.errors",
     "PotokError": "potok.errors",
     "RequestOutput": "potok.llm",
     "SamplingParams": "potok.params",
     "ServerError": "potok.errors",
+    "Unavailable": "potok.errors",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604
