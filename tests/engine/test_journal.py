@@ -190,15 +190,17 @@ def test_the_first_difference_is_shown_with_the_state_around_it(journal: Path) -
     """Changes with sums that fit, as if another scheduler had decided."""
     lines = lines_of(journal)
     commits = [i for i, line in enumerate(lines) if line.startswith(b'[["commit"')]
-    at = commits[len(commits) // 2]
-
-    call, came, *rest = json.loads(lines[at])
-    call[1][-1] = (call[1][-1] + 1) % 100
-    changed = json.dumps([call, came, *rest]).encode()
-    again = replayed(summed([*lines[:at], changed, *lines[at + 1 :]]))
-    assert again.difference[0].startswith(f"line {at + 2}, step {len(commits) // 2 + 1}: Commit(sampled_ids=[")
+    middle = len(commits) // 2
+    for step, at in enumerate(commits[middle : middle + 10], middle + 1):
+        call, came, *rest = json.loads(lines[at])
+        call[1][-1] = (call[1][-1] + 1) % 100
+        changed = json.dumps([call, came, *rest]).encode()
+        again = replayed(summed([*lines[:at], changed, *lines[at + 1 :]]))
+        if again.difference:
+            break  # else that row's request had been cancelled, or the row only rated: nobody takes its id
+    assert again.difference[0].startswith(f"line {at + 2}, step {step}: Commit(sampled_ids=[")
     assert again.difference[1] == f"  expected: {came}"
-    assert again.calls == at - 1 and again.steps == len(commits) // 2 + 1
+    assert again.calls == at - 1 and again.steps == step
 
     again = replayed(summed(lines[:at] + lines[at + 1 :]))
     assert "raised AssertionError: " in again.difference[2], "something that cannot be while a step is in flight"
