@@ -38,6 +38,9 @@ from potok.sampling.state import RowBuilder, RowState
 #: A logit beside which no other counts: the largest float32.
 LARGEST = (2 - 2**-23) * 2.0**127
 
+#: So many steps whose decoding was expected to take longer than the target are no accident.
+SLOW_STEPS = 20
+
 #: An idle engine says that it lives this often, in seconds.
 HEARTBEAT_SECONDS = 0.5
 
@@ -253,7 +256,7 @@ class EngineLoop:
 
     def _say_once_that_it_is_slow(self) -> None:
         scheduler = self._scheduler
-        if scheduler.counters.slow_steps and not self._said_slow:
+        if scheduler.counters.slow_steps >= SLOW_STEPS and not self._said_slow:
             self._said_slow = True
             logging.getLogger(__name__).warning(
                 "decoding alone takes longer than target_itl_ms %g with %d requests at once; "
