@@ -224,6 +224,19 @@ def test_short_prompts_join_beside_a_long_one_as_far_as_half_of_a_step_goes() ->
     assert shape(s) == [(1, 1), (2, 1), (3, 1), (4, 10), (5, 10), (6, 10), (0, 31)]
 
 
+def test_place_is_expected_after_an_answer_shared_by_those_who_run() -> None:
+    s = scheduler(seqs=2)
+    for i in range(3):
+        assert s.submit(request(i, [i] * 9, 4)) is None
+    assert s.place_us() == 0, "nothing is known yet"
+    for i in range(5):
+        batch = s.schedule(0)
+        assert batch is not None
+        s.commit(batch, [0] * batch.num_sampled, 1000)
+        assert s.submit(request(9 + i, [i] * 9, 4)) is None
+    assert len(s.running) == 2 and s.place_us() == 1000 * 4 // 2
+
+
 def test_counters_count_recomputed_prompt_tokens_again() -> None:
     s = scheduler(block_size=1, num_blocks=12, context=12)
     assert s.submit(request(0, [1] * 5, 7)) is None and s.submit(request(1, [1] * 4, 8)) is None
