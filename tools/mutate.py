@@ -708,12 +708,6 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "        if fits():\n            return []\n",
-        "",
-        "somebody makes way although there is place",
-    ),
-    Mutation(
-        "scheduler",
         "            held = [b for b in request.blocks if b not in kept]",
         "            held = request.blocks",
         "blocks that the newcomer shares count as gained",
@@ -773,12 +767,6 @@ MUTATIONS = (
         "            room.take(len(request.tokens) - fitting.num_tokens)\n",
         "",
         "short prompts are begun that the step has no room for",
-    ),
-    Mutation(
-        "scheduler",
-        "        if not (room.short or room.is_open(self.waiting[0])):\n            return\n",
-        "",
-        "the queue is searched though there is no room",
     ),
     Mutation(
         "scheduler",

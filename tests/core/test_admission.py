@@ -75,6 +75,17 @@ def test_the_queue_is_not_searched_beyond_the_window() -> None:
     assert joins([*(waiting(400) for _ in range(WINDOW)), waiting(4)], 1, 10) == []
 
 
+def test_who_waits_for_a_prefix_is_not_passed() -> None:
+    cache = PrefixCache(BlockPool(100), 4)
+    computing = request(99, list(range(40)), 5)
+    cache.take(computing, cache.match(computing))
+    queue = [request(0, list(range(41)), 5), request(1, [7] * 20, 5)]
+    for r in queue:
+        r.order, r.rank = r.id, (r.id, 0)
+    assert [r.id for r, _ in joining(queue, [computing], cache, LIMITS, Policy(), ROOM)] == [1]
+    assert queue[0].overtaken == 0
+
+
 def test_who_needs_least_computing_is_next_but_not_for_ever() -> None:
     cache = PrefixCache(BlockPool(100), 4)
     known = request(99, list(range(40)), 5)

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from potok.core.cost import CostModel, Work, non_negative, prompt_context
+from potok.core.cost import SPREADS, CostModel, Work, non_negative, prompt_context
 
 #: Of a small model on two cores, in us: a step, a row, a sampled row, a token read, a prompt's row and token.
 TRUE = (2_400.0, 850.0, 280.0, 0.55, 0.64)
@@ -92,6 +92,30 @@ def test_spread_is_what_nine_of_ten_stay_below() -> None:
     assert 60 <= above <= 150
 
 
+@pytest.mark.parametrize(("noise", "spread"), [(0.0, SPREADS[0]), (3.0, SPREADS[1])])
+def test_spread_stays_within_reason(noise: float, spread: float) -> None:
+    rng = random.Random(7)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 1000), rng, noise)
+    assert SPREADS[0] <= model.spread <= SPREADS[1] and abs(model.spread - spread) < 0.1
+
+
+def test_what_a_token_of_a_prompt_takes_is_not_unlearnt_while_there_is_none() -> None:
+    rng = random.Random(8)
+    model = CostModel(850.0)
+    errors(model, [Work(1, 1, 50 + i, 0) for i in range(200)], rng, 0.05)
+    assert 0.3 < model.prompt_us(0, 100) / us(Work(101, 1, 0, 0)) < 3
+
+
+def test_solving_anew_changes_nothing_at_once() -> None:
+    """What follows the machine's speed, and what the equations say, are not to be applied both."""
+    rng = random.Random(9)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 400), rng, 0.0)
+    errors(model, steps(rng, 60), rng, 0.0, 2.0)
+    assert errors(model, steps(rng, 200), rng, 0.0, 2.0)[-1] < 0.1
+
+
 @pytest.mark.parametrize("start", [0, 100, 6000])
 @pytest.mark.parametrize("room_us", [1, 900, 5_000, 60_000, 900_000])
 def test_tokens_in_a_time_take_no_longer(start: int, room_us: int) -> None:
@@ -101,6 +125,9 @@ def test_tokens_in_a_time_take_no_longer(start: int, room_us: int) -> None:
     n = model.tokens_in(room_us, start)
     assert model.prompt_us(start, n) <= room_us * (1 + 1e-9)
     assert model.prompt_us(start, n + 1) > room_us
+    for n in range(1, 300):
+        exact = model.prompt_us(start, n)
+        assert (model.tokens_in(exact * (1 - 1e-9), start), model.tokens_in(exact * (1 + 1e-9), start)) == (n - 1, n)
 
 
 def test_before_anything_is_known_there_is_no_bound() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from kv_oracle import Executor, request
 
 from potok.core.batch import Delta
 from potok.core.cost import CostModel, Work
+from potok.core.deadlines import Deadlines
 from potok.core.request import Phase, Request
 from potok.core.scheduler import Limits, Scheduler
 from potok.finish import Finish
@@ -52,6 +55,8 @@ def test_queued_request_is_ended_when_its_prompt_cannot_be_computed_in_time() ->
     assert step(s, executor, last)[0] == Delta(1, None, MISSED)
     assert late.phase is Phase.FINISHED and s.counters.prompt_tokens == 4 and s.counters.timeouts == 1
     assert s.waiting_tokens == 0 and s.wake_at() is None
+    s.cancel(1)  # its caller left as it was told
+    assert s.take_ended() == []
 
 
 def test_what_the_cache_holds_of_a_prompt_takes_no_time() -> None:
@@ -74,6 +79,15 @@ def test_prompt_under_way_is_ended_as_soon_as_it_is_hopeless() -> None:
         ended = len([d for d in step(s, executor, now) if d.finish])
         now += 60_000
     assert r.finish is MISSED and r.computed <= 100 and s.pool.used == 0
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_what_is_computed_of_a_prompt_gives_it_more_time(stalls: bool) -> None:
+    s, executor = scheduler(), Executor(4)
+    r = submit(s, 0, prompt=200, first_by=230_000)  # the last chance to begin it is at 70 ms
+    for now in (0, 50_000, 100_000, 200_000 if stalls else 150_000):
+        step(s, executor, now)
+    assert r.finish is (MISSED if stalls else None) and len(r.tokens) == 200 + (not stalls)
 
 
 def test_first_token_in_time_is_enough() -> None:
@@ -117,3 +131,16 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
         submit(s, id, new=1, ends_by=10**12)
         step(s, executor, 0)
     assert len(s._deadlines._heap) < 100
+
+
+def test_deadlines_are_seen_in_time_whatever_was_forgotten() -> None:
+    deadlines, rng, requests = Deadlines(lambda r: 0.0), random.Random(1), []
+    for id in range(500):
+        r = request(id, [1], 1)
+        r.order, r.ends_by_us, r.finish = id, rng.randrange(1, 1000), None if rng.random() < 0.1 else Finish.LENGTH
+        requests.append(r)
+        deadlines.add(r)
+    live = [r for r in requests if r.finish is None]
+    deadlines.forget_ended(len(live))
+    for now in range(1, 1000):
+        assert {r.id for r in deadlines.missed(now)} == {r.id for r in live if r.ends_by_us == now}

@@ -19,6 +19,7 @@ class Run:
         self.scheduler = Scheduler(Limits(seqs, budget, 1000, 4), num_blocks, gate=gate, checked=True)
         self.executor = Executor(4)
         self.now_us = 0
+        self.step_us = 1000
         self.ends: dict[int, tuple[int, Finish]] = {}  # id -> steps done until it was told
         self.requests: dict[int, Request] = {}
 
@@ -34,7 +35,7 @@ class Run:
         self.tell(s.take_ended())
         if batch is not None:
             self.executor.ghosts = {r.id for r in s.ghosts}
-            self.tell(s.commit(batch, self.executor.run(batch), 1000))
+            self.tell(s.commit(batch, self.executor.run(batch), self.step_us))
         return batch
 
     def tell(self, deltas: list) -> None:
@@ -67,7 +68,32 @@ def test_static_batch_runs_until_its_longest_member_ends_and_nobody_joins() -> N
     assert run.rows() == [3, 4]
     assert run.step() is None and len(run.ends) == 5
     run.check_answers()
-    assert run.scheduler.pool.used == 0
+    assert run.scheduler.pool.used == 0 and run.scheduler.counters.prompt_tokens == 5 * 4, "padding is no prompt"
+    for id in run.requests:
+        run.scheduler.cancel(id)  # all have been told
+    assert run.step() is None and len(run.ends) == 5
+
+
+def test_padding_beyond_the_budget_takes_turns_and_what_is_computed_is_counted() -> None:
+    run = Run(Gathered(6), budget=3, seqs=6)
+    for id in range(6):
+        run.submit(id, 2, 1 if id else 12)
+    rows = 0
+    while (batch := run.scheduler.schedule(0)) is not None:
+        ghosts = run.executor.ghosts = {r.id for r in run.scheduler.ghosts}
+        rows += sum(x.id in ghosts for x in batch.segments)
+        run.scheduler.commit(batch, run.executor.run(batch), 1000)
+    assert 0 < rows == run.scheduler.counters.padding_rows and batch is None
+    run.check_answers()
+
+
+def test_without_batches_whole_answers_are_told_at_once() -> None:
+    run = Run(Continuous())
+    run.submit(0, 4, 2, whole=True)
+    run.submit(1, 4, 9, whole=True)
+    while run.step() is not None:
+        pass
+    assert {id: steps for id, (steps, _) in run.ends.items()} == {0: 2, 1: 9}
 
 
 def test_finished_rows_can_be_skipped() -> None:
@@ -104,6 +130,7 @@ def test_who_belongs_to_a_batch_waits_for_blocks_and_not_for_a_time() -> None:
     late = request(2, [1], 1)
     assert gate.candidates([*members, late], [], 0) == members
     assert gate.wake_at([members[1], late]) is None
+    assert gate.candidates([members[1], late], [], 0) == [members[1]]
     assert gate.wake_at([late]) == 0
 
 
@@ -184,7 +211,9 @@ def test_prompts_are_held_for_a_factor_of_the_last_prompt_step_while_others_run(
     run = Run(Continuous(2.0))
     run.submit(0, 4, 20)
     assert run.rows() == [0]  # nobody runs: nothing to wait for; that step took 1000 us
-    run.now_us = 10_000
+    run.step_us = 50_000
+    assert run.rows() == [0]  # and computed no prompt
+    run.step_us, run.now_us = 1000, 10_000
     run.submit(1, 4, 20)
     assert run.rows() == [0]
     run.now_us = 11_999
@@ -192,6 +221,10 @@ def test_prompts_are_held_for_a_factor_of_the_last_prompt_step_while_others_run(
     assert run.rows() == [0]
     run.now_us = 12_000
     assert run.rows() == [0, 1, 2]
+    while run.step() is not None:
+        pass
+    run.submit(3, 4, 1)
+    assert run.rows() == [3], "nobody runs"
 
 
 def test_end_ids_end_members_of_a_batch_too() -> None:

@@ -7,7 +7,10 @@ import random
 import pytest
 from kv_oracle import Executor, answer, request, step
 
+from potok.core.batch import Segment
+from potok.core.blocks import BlockPool
 from potok.core.policy import Fair, LongestPrefix, Policy, Priority, Shortest
+from potok.core.prefix import PrefixCache
 from potok.core.radix import Domain
 from potok.core.request import Phase, Request
 from potok.core.scheduler import Limits, Scheduler
@@ -70,6 +73,31 @@ def test_running_request_makes_way_for_a_more_urgent_one_and_for_no_other() -> N
         assert list(r.tokens[4:]) == answer(r.tokens[:4], r.max_new, frozenset(), 1000)
 
 
+def test_equal_or_a_higher_one_never_makes_way_and_the_lowest_does_first() -> None:
+    policy = Priority()
+
+    def ranked(id: int, priority: int, at: int) -> Request:
+        r = request(id, [1], 1)
+        r.order, r.priority, r.arrived_us = id, priority, at
+        r.rank = policy.rank(r)
+        return r
+
+    running = [ranked(1, 6, 2), ranked(2, 7, 3), ranked(3, 5, 1), ranked(4, 5, 10**9), ranked(5, 0, 10**9)]
+    running.sort(key=lambda r: r.rank)
+    assert [r.id for r in policy.yields(ranked(0, 5, 0), running, 8)] == [2, 1]
+
+
+def test_nobody_makes_way_for_one_that_there_is_no_room_for() -> None:
+    s, executor = scheduler(Priority(), seqs=2, num_blocks=200), Executor(4)
+    low = submit(s, 0, new=50, priority=9)
+    step(s, executor)
+    submit(s, 1, prompt=500)
+    step(s, executor)
+    middle = submit(s, 2, prompt=100, priority=3)
+    step(s, executor)
+    assert low.phase is Phase.RUNNING and middle.phase is Phase.WAITING, "the long prompt comes before it"
+
+
 def test_full_pool_makes_way_only_when_that_helps() -> None:
     s, executor = scheduler(Priority(), seqs=8, num_blocks=20), Executor(4)
     high, low = submit(s, 0, prompt=40, new=20, priority=0), submit(s, 1, prompt=20, new=8, priority=5)
@@ -115,14 +143,15 @@ def test_blocks_that_several_share_are_gained_when_all_of_them_make_way() -> Non
 
 
 @pytest.mark.parametrize("seqs", [1, 4])
-def test_urgent_prompt_does_not_wait_for_the_long_one_of_a_low_request(seqs: int) -> None:
+@pytest.mark.parametrize("length", [20, 100])
+def test_urgent_prompt_does_not_wait_for_the_long_one_of_a_low_request(seqs: int, length: int) -> None:
     s, executor = scheduler(Priority(), seqs=seqs, num_blocks=200), Executor(4)
     low = submit(s, 0, prompt=500, priority=5)
     step(s, executor)
-    high = submit(s, 1, prompt=100)
-    step(s, executor)
-    step(s, executor)
-    assert high.phase is Phase.RUNNING and len(high.tokens) == 101, "nothing came before it"
+    high = submit(s, 1, prompt=length)
+    for _ in range(1 + length // 64):
+        step(s, executor)
+    assert high.phase is Phase.RUNNING and len(high.tokens) == length + 1, "nothing came before it"
     assert low.preemptions == (seqs == 1)
 
 
@@ -218,15 +247,21 @@ def test_seats_that_are_free_are_not_given_to_be_taken_away_again() -> None:
     assert s.counters.preemptions == 0
 
 
-def test_keys_get_equal_service_whatever_they_send() -> None:
-    rng, s, executor = random.Random(1), scheduler(Fair(), seqs=3, num_blocks=300), Executor(4)
+SAME = ((30, 20),) * 3
+LONG_SHORT_AND_BOTH = ((40, 2), (2, 30), (20, 15))
+
+
+@pytest.mark.parametrize(("seqs", "most"), [(3, SAME), (1, LONG_SHORT_AND_BOTH)])
+def test_keys_get_equal_service_whatever_they_send(seqs: int, most: tuple[tuple[int, int], ...]) -> None:
+    """most: tokens of prompts and answers, for each key."""
+    rng, s, executor = random.Random(1), scheduler(Fair(), seqs=seqs, num_blocks=300), Executor(4)
     served = {"a": 0, "b": 0, "c": 0}
     requests: dict[int, Request] = {}
     id = 0
     for _ in range(2000):
-        for key, most in (("a", 40), ("b", 6), ("c", 3)):  # all have something waiting, always
-            while sum(r.domain.namespace == key for r in s.waiting) < most:
-                requests[id] = submit(s, id, prompt=rng.randint(1, 30), new=rng.randint(1, 20), key=key)
+        for (key, waiting), (prompt, new) in zip({"a": 40, "b": 6, "c": 3}.items(), most, strict=True):
+            while sum(r.domain.namespace == key for r in s.waiting) < waiting:
+                requests[id] = submit(s, id, prompt=rng.randint(1, prompt), new=rng.randint(1, new), key=key)
                 id += 1
         batch = s.schedule(0)
         assert batch is not None
@@ -234,6 +269,83 @@ def test_keys_get_equal_service_whatever_they_send() -> None:
             served[requests[x.id].domain.namespace] += len(x.tokens) + x.sample
         s.commit(batch, executor.run(batch), 1)
     assert max(served.values()) <= 1.03 * min(served.values()), served
+
+
+def order_of(fair: Fair, *waiting: tuple[str, int], seats: int = 1) -> str:
+    """Keys in the order in which their requests of so many tokens, the oldest first, would join when nobody runs."""
+    queue = []
+    for i, (key, tokens) in enumerate(waiting):
+        r = request(i, [1] * tokens, 1)
+        r.domain, r.rank = Domain(namespace=key), (i, 0)
+        queue.append(r)
+    cache = PrefixCache(BlockPool(1), 4)
+    return "".join(r.domain.namespace for r in fair.order(queue, [], seats, cache))
+
+
+def of(key: str) -> Request:
+    r = request(0, [1], 1)
+    r.domain = Domain(namespace=key)
+    return r
+
+
+def charge(fair: Fair, key: str, tokens: int) -> None:
+    fair.account([Segment(0, 0, [1] * tokens, [], False)], [of(key)])
+
+
+def test_keys_take_turns_as_if_charged_for_the_prompts_that_join() -> None:
+    fair = Fair()
+    for key in "ab":
+        fair.arrive(of(key))
+    assert order_of(fair, ("a", 9), ("a", 9), ("a", 9), ("b", 12), ("b", 1), seats=8) == "ababa"
+
+
+def test_key_that_leaves_for_a_moment_still_owes_what_it_had() -> None:
+    fair = Fair()
+    for key in "ab":
+        fair.arrive(of(key))
+    charge(fair, "a", 100)
+    fair.leave(of("a"))
+    fair.arrive(of("a"))
+    assert order_of(fair, ("a", 5), ("b", 5)) == "ba"
+
+
+def test_key_that_has_had_less_does_not_lose_that_by_sending_more() -> None:
+    fair = Fair()
+    for key in "ab":
+        fair.arrive(of(key))
+    charge(fair, "b", 100)
+    fair.arrive(of("a"))
+    assert order_of(fair, ("b", 5), ("a", 5)) == "ab"
+
+
+def test_nobody_owes_anything_once_all_have_left() -> None:
+    fair = Fair()
+    fair.arrive(of("a"))
+    charge(fair, "a", 100)
+    fair.leave(of("a"))
+    for key in "ba":
+        fair.arrive(of(key))
+    assert order_of(fair, ("b", 5), ("b", 5), ("a", 5), seats=8) == "bab"
+
+
+def test_with_more_keys_than_seats_each_has_one_at_most() -> None:
+    s, executor = scheduler(Fair(), seqs=2, num_blocks=200), Executor(4)
+    for id, key in enumerate("aabc"):
+        submit(s, id, new=50, key=key)
+        step(s, executor)
+    assert [r.domain.namespace for r in s.running] == ["a", "b"]
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_key_that_has_left_has_no_part_of_the_seats(cancelled: bool) -> None:
+    s, executor = scheduler(Fair(), seqs=4, num_blocks=200), Executor(4)
+    submit(s, 0, new=90 if cancelled else 1, key="a")
+    step(s, executor)
+    s.cancel(0)
+    for id, key in enumerate("bbbbcc", 1):
+        submit(s, id, new=50, key=key)
+        step(s, executor)
+    assert [r.domain.namespace for r in s.running] == list("bbcc")
 
 
 def test_key_that_comes_back_has_saved_nothing_up() -> None:
@@ -262,7 +374,7 @@ def test_big_request_passes_small_ones_that_came_much_later(policy: type[Policy]
     id, small = 2, []
     while big.phase is Phase.WAITING:
         if len(s.waiting) < 5:
-            small.append(submit(s, id, new=2, at=2 + id * 1_000_000))
+            small.append(submit(s, id, prompt=24, new=2, at=2 + id * 1_000_000))
             id += 1
         step(s, executor)
         assert s.counters.steps < 400, "the big one starves"

@@ -213,6 +213,30 @@ def test_the_oldest_prompt_is_finished_first() -> None:
     assert [shape(s) for _ in range(3)] == [[(0, 8)], [(0, 2), (1, 6)], [(0, 1), (1, 4), (2, 3)]]
 
 
+def test_short_prompts_join_beside_a_long_one_as_far_as_half_of_a_step_goes() -> None:
+    s = scheduler(seqs=16, num_blocks=200)
+    assert s.submit(request(0, [0] * 500, 5)) is None
+    shape(s)
+    for i in range(1, 9):
+        assert s.submit(request(i, [i] * 10, 5)) is None
+    assert shape(s) == [(1, 10), (2, 10), (3, 10), (0, 34)]
+    assert [r.id for r in s.waiting] == [4, 5, 6, 7, 8]
+    assert shape(s) == [(1, 1), (2, 1), (3, 1), (4, 10), (5, 10), (6, 10), (0, 31)]
+
+
+def test_place_is_expected_after_an_answer_shared_by_those_who_run() -> None:
+    s = scheduler(seqs=2)
+    for i in range(3):
+        assert s.submit(request(i, [i] * 9, 4)) is None
+    assert s.place_us() == 0, "nothing is known yet"
+    for i in range(5):
+        batch = s.schedule(0)
+        assert batch is not None
+        s.commit(batch, [0] * batch.num_sampled, 1000)
+        assert s.submit(request(9 + i, [i] * 9, 4)) is None
+    assert len(s.running) == 2 and s.place_us() == 1000 * 4 // 2
+
+
 def test_counters_count_recomputed_prompt_tokens_again() -> None:
     s = scheduler(block_size=1, num_blocks=12, context=12)
     assert s.submit(request(0, [1] * 5, 7)) is None and s.submit(request(1, [1] * 4, 8)) is None

@@ -346,8 +346,6 @@ class Scheduler:
         if full and not self.policy.preempts:
             return
         room = self._room(decoding, prompts)
-        if not (room.short or room.is_open(self.waiting[0])):
-            return
         candidates = self.gate.candidates(self.waiting, self.running, now_us)
         candidates = self.policy.order(candidates, self.running, self.limits.max_num_seqs, self.cache)
         if self.policy.preempts and not self.limits.no_evict:
@@ -389,7 +387,7 @@ class Scheduler:
                 return
 
     def _yielding(self, head: Request, room: Room) -> list[Request]:
-        """Who is to be preempted so that `head` can join: nobody when it could anyway, or not even then."""
+        """Who is to be preempted so that `head`, which does not fit, can join: nobody when not even that helps."""
         match = self.cache.match(head)
         if match.wait or not room.admits(head):
             return []
@@ -402,8 +400,6 @@ class Scheduler:
             spare = headroom(head, running, limits)
             return len(running) < limits.max_num_seqs and fit(match, head, available, spare, self.cache) is not None
 
-        if fits():
-            return []
         for request in self.policy.yields(head, self.running, limits.max_num_seqs):
             yielding.append(request)
             running.remove(request)
