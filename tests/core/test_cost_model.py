@@ -113,7 +113,7 @@ def test_solving_anew_changes_nothing_at_once() -> None:
     model = CostModel(900.0)
     errors(model, steps(rng, 400), rng, 0.0)
     errors(model, steps(rng, 60), rng, 0.0, 2.0)
-    assert errors(model, steps(rng, 200), rng, 0.0, 2.0)[-1] < 0.1
+    assert errors(model, steps(rng, 200), rng, 0.0, 2.0)[-1] < 0.15
 
 
 @pytest.mark.parametrize("start", [0, 100, 6000])

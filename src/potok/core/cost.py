@@ -14,6 +14,7 @@ has another rounding since Python 3.12.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import fsum, sqrt
 from typing import NamedTuple
@@ -43,12 +44,17 @@ def prompt_context(start: int, n: int) -> int:
 
 #: A step from n steps ago counts MEMORY**n as much as the last one.
 MEMORY = 0.995
-#: The equations are solved after so many steps.
+#: The equations are solved after so many steps, or sooner when a step took so much more or less than was expected.
 SOLVE_EVERY = 16
-#: How fast k follows, per step.
-FOLLOW = 0.1
-#: A step that took more than so many times what was expected was disturbed, and counts as if it had taken that long.
+SOLVE_SOONER = 2
+SURPRISE = 0.2
+#: How fast k follows, per step; after solving it is what it would be had the new c been there for RECENT steps.
+FOLLOW = 0.3
+RECENT = 16
+#: A step that took more than so many times what was expected was disturbed, and counts as if it had taken that long:
+#: for the equations, and for k, which a machine that has become slower moves again and again.
 MOST = 3.0
+MOST_FOLLOWED = 1.5
 #: How much the first guess counts, in steps: enough to tell apart what the first steps do not.
 FIRST_GUESS = 0.25
 #: Largest errors are tracked as this quantile.
@@ -69,6 +75,7 @@ class CostModel:
         self._a = [[0.0] * 5 for _ in range(5)]
         self._b = [0.0] * 5
         self._unsolved = 0
+        self._recent: deque[tuple[Work, int]] = deque(maxlen=RECENT)
         self.spread = 1.1
         if token_us:
             for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):
@@ -105,6 +112,7 @@ class CostModel:
         """A step has taken `step_us`."""
         fixed = self._fixed(work)
         expected = self._k * fixed
+        surprise = abs(step_us - expected) > SURPRISE * expected
         if expected > 0:
             ratio = step_us / expected
             # Moves up nine times as far as down, so that it rests where one of ten is above.
@@ -112,13 +120,17 @@ class CostModel:
             self.spread = min(max(self.spread, SPREADS[0]), SPREADS[1])
             if ratio > MOST:
                 step_us = int(MOST * expected)
-            self._k += FOLLOW * (step_us / fixed - self._k)
+            self._follow(ratio)
         if step_us <= 0:
             return
         self._add(work, step_us, 1.0)
+        self._recent.append((work, step_us))
         self._unsolved += 1
-        if self._unsolved >= SOLVE_EVERY or not self.known:
+        if self._unsolved >= (SOLVE_SOONER if surprise else SOLVE_EVERY) or not self.known:
             self._solve()
+
+    def _follow(self, ratio: float) -> None:
+        self._k += FOLLOW * self._k * (min(ratio, MOST_FOLLOWED) - 1)
 
     def _fixed(self, work: Work) -> float:
         c = self._c
@@ -139,11 +151,10 @@ class CostModel:
         c = non_negative(self._a, self._b)
         if c is None:
             return
-        # What is expected stays the same on average over the steps seen, so that k goes on following from where it is.
-        before = fsum([b * old for b, old in zip(self._b, self._c, strict=True)])
-        after = fsum([b * new for b, new in zip(self._b, c, strict=True)])
-        self._k = min(max(self._k * before / after, 0.3), 3.0) if before > 0 else 1.0
         self._c = c
+        self._k = 1.0
+        for work, us in self._recent:
+            self._follow(us / (self._k * self._fixed(work)))
 
 
 def non_negative(lower: Sequence[Sequence[float]], b: Sequence[float]) -> list[float] | None:
