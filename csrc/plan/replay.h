@@ -83,7 +83,11 @@ class Replay {
     };
     struct Split {  // of one operation's rows and columns into tasks, for one step
         int32_t rows, row_block, chunks, chunk;
+        int32_t large, large_chunk;  // of the chunks, the first are larger
         int32_t tasks() const { return (rows + row_block - 1) / row_block * chunks; }
+        int32_t first_column(int32_t c) const {  // of chunk c, in units of columns
+            return c < large ? c * large_chunk : large * large_chunk + (c - large) * chunk;
+        }
     };
 
     void reserve(int tokens, int sampled);

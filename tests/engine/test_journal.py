@@ -191,7 +191,7 @@ def test_the_first_difference_is_shown_with_the_state_around_it(journal: Path) -
     lines = lines_of(journal)
     commits = [i for i, line in enumerate(lines) if line.startswith(b'[["commit"')]
     middle = len(commits) // 2
-    for step, at in enumerate(commits[middle : middle + 10], middle + 1):
+    for step, at in enumerate(commits[middle : middle + 10], middle + 1):  # noqa: B007
         call, came, *rest = json.loads(lines[at])
         call[1][-1] = (call[1][-1] + 1) % 100
         changed = json.dumps([call, came, *rest]).encode()
