@@ -332,6 +332,9 @@ def test_with_more_keys_than_seats_each_has_one_at_most() -> None:
     s, executor = scheduler(Fair(), seqs=2, num_blocks=200), Executor(4)
     for id, key in enumerate("aabc"):
         submit(s, id, new=50, key=key)
+        if key == "a":
+            step(s, executor)
+    for _ in range(3):
         step(s, executor)
     assert [r.domain.namespace for r in s.running] == ["a", "b"]
 
