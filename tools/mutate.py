@@ -878,7 +878,7 @@ MUTATIONS = (
         "cost",
         "(QUANTILE if ratio > self.spread else QUANTILE - 1)",
         "(1 - QUANTILE if ratio > self.spread else -QUANTILE)",
-        "the spread is what one of ten stays below",
+        "the spread is what one of four stays below",
     ),
     Mutation(
         "cost",

@@ -57,15 +57,15 @@ MOST = 3.0
 MOST_FOLLOWED = 1.5
 #: How much the first guess counts, in steps: enough to tell apart what the first steps do not.
 FIRST_GUESS = 0.25
-#: Largest errors are tracked as this quantile.
-QUANTILE = 0.9
-SPREADS = (1.02, 1.6)
+#: Larger errors than usual are tracked as this quantile of taken over expected, within these bounds.
+QUANTILE = 0.75
+SPREADS = (1.0, 1.3)
 
 
 class CostModel:
     """Times in microseconds. token_us: what a prompt's token is taken to cost before any step has been seen.
 
-    spread: nine of ten steps take less than this many times what was expected.
+    spread: three of four steps take less than this many times what was expected.
     """
 
     def __init__(self, token_us: float = 0.0) -> None:
@@ -76,7 +76,7 @@ class CostModel:
         self._b = [0.0] * 5
         self._unsolved = 0
         self._recent: deque[tuple[Work, int]] = deque(maxlen=RECENT)
-        self.spread = 1.1
+        self.spread = 1.05
         if token_us:
             for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):
                 self._add(work, self._fixed(work), FIRST_GUESS)
@@ -115,7 +115,7 @@ class CostModel:
         surprise = abs(step_us - expected) > SURPRISE * expected
         if expected > 0:
             ratio = step_us / expected
-            # Moves up nine times as far as down, so that it rests where one of ten is above.
+            # Moves up three times as far as down, so that it rests where one of four is above.
             self.spread += 0.01 * (QUANTILE if ratio > self.spread else QUANTILE - 1)
             self.spread = min(max(self.spread, SPREADS[0]), SPREADS[1])
             if ratio > MOST:
