@@ -29,6 +29,9 @@ from potok.cli import options
 from potok.config import CONTINUOUS, MAX_UTILIZATION, EngineConfig
 from potok.errors import ClientError
 
+#: All requests run at once as soon as they can: these loads ask for throughput, and nobody waits for a token.
+NO_TARGET = 0.0
+
 JsonFile = Annotated[Path | None, typer.Option(help="File for all figures; one named .jsonl gets a line more.")]
 
 
@@ -84,6 +87,7 @@ def engine(
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,
         activation_bits=activation_bits,
+        target_itl_ms=NO_TARGET,
     )
     bench_options = EngineBenchOptions(
         requests=wanted,
@@ -122,6 +126,7 @@ def http(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_memory=kv_cache_memory,
         threads=threads,
+        target_itl_ms=NO_TARGET,
     )
     bench_options = HttpBenchOptions(
         requests=requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens, rounds=rounds, seed=seed

@@ -427,8 +427,8 @@ class Scheduler:
     def _prompt_time(self, alone: Work) -> float:
         """Microseconds of a step that prompts may add to what those who decode take alone.
 
-        Three of four steps are to keep the target, so the aim is a little below it. When decoding alone takes all of it,
-        prompts still get as long as the shortest step takes: else they would wait for the machine to be idle. When
+        Three of four steps are to keep the target, so the aim is a little below it. When decoding alone takes all of
+        it, prompts still get as long as the shortest step takes: else they would wait for the machine to be idle. When
         nobody decodes, the step makes those wait only who come during it, and takes two targets.
         """
         if not alone.rows:
