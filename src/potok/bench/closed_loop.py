@@ -85,7 +85,7 @@ class ClosedLoop:
             arriving.append(stamped(request))
         if not self._open:
             return [Shutdown()]
-        if not arriving:
+        if timeout and not arriving:
             time.sleep(timeout)  # nothing comes from clients who wait
         return arriving
 

@@ -46,7 +46,7 @@ def prompt_context(start: int, n: int) -> int:
 MEMORY = 0.995
 #: The equations are solved after so many steps, or sooner when a step took so much more or less than was expected.
 SOLVE_EVERY = 16
-SOLVE_SOONER = 2
+SOLVE_SOONER = 4
 SURPRISE = 0.2
 #: How fast k follows, per step; after solving it is what it would be had the new c been there for RECENT steps.
 FOLLOW = 0.3
