@@ -155,6 +155,15 @@ def test_urgent_prompt_does_not_wait_for_the_long_one_of_a_low_request(seqs: int
     assert low.preemptions == (seqs == 1)
 
 
+def test_who_comes_next_is_passed_by_count_and_not_by_right() -> None:
+    s, executor = scheduler(Priority(), seqs=8, num_blocks=20), Executor(4)
+    submit(s, 0, prompt=40, new=20)
+    step(s, executor)
+    big, small = submit(s, 1, prompt=50), submit(s, 2)
+    step(s, executor)
+    assert small.phase is Phase.RUNNING and big.overtaken == 1
+
+
 def test_nobody_is_preempted_when_that_was_ruled_out() -> None:
     s, executor = scheduler(Priority(), no_evict=True), Executor(4)
     low = submit(s, 0, new=9, priority=5)

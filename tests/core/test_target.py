@@ -140,7 +140,7 @@ def test_prompts_that_come_together_share_the_time_of_a_step() -> None:
     start = m.now_us
     m.submit(8, 30, 5)
     m.submit(9, 3000, 5)
-    later = m.submit(10, 300, 5)
+    later = m.submit(10, 100, 5)
     m.step()
     assert later.phase is Phase.WAITING, "it would get nothing for long"
     while not m.came[9]:
