@@ -858,9 +858,17 @@ MUTATIONS = (
     # -- what steps cost ------------------------------------------------------------------------------------------
     Mutation(
         "cost",
-        "            self._k += FOLLOW * (step_us / fixed - self._k)\n",
-        "",
+        "            self._follow(work, step_us)\n",
+        "            pass\n",
         "a machine that changes its speed is followed slowly",
+    ),
+    Mutation("cost", "min(us / expected, MOST_FOLLOWED)", "us / expected", "one hiccup makes all look slow"),
+    Mutation("cost", "SOLVE_SOONER if surprise else SOLVE_EVERY", "SOLVE_EVERY", "surprises are learnt from late"),
+    Mutation(
+        "cost",
+        "        if expected > 0:  # a fit may find that all the cost is in what this step did not do\n",
+        "        if True:\n",
+        "a step that costs nothing by the fit ends the engine",
     ),
     Mutation(
         "cost",
@@ -907,9 +915,9 @@ MUTATIONS = (
     Mutation("cost", "        if us <= 0:\n            return 0\n", "", "tokens are computed in no time"),
     Mutation(
         "cost",
-        "        self._k = min(max(self._k * before / after, 0.3), 3.0) if before > 0 else 1.0\n",
-        "        pass\n",
-        "each fit upsets what is expected",
+        "        for work, us in self._recent:\n            self._follow(work, us)\n",
+        "",
+        "each fit forgets how fast the machine is of late",
     ),
     Mutation(
         "cost",

@@ -120,7 +120,7 @@ class CostModel:
             self.spread = min(max(self.spread, SPREADS[0]), SPREADS[1])
             if ratio > MOST:
                 step_us = int(MOST * expected)
-            self._follow(ratio)
+            self._follow(work, step_us)
         if step_us <= 0:
             return
         self._add(work, step_us, 1.0)
@@ -129,8 +129,10 @@ class CostModel:
         if self._unsolved >= (SOLVE_SOONER if surprise else SOLVE_EVERY) or not self.known:
             self._solve()
 
-    def _follow(self, ratio: float) -> None:
-        self._k += FOLLOW * self._k * (min(ratio, MOST_FOLLOWED) - 1)
+    def _follow(self, work: Work, us: int) -> None:
+        expected = self.step_us(work)
+        if expected > 0:  # a fit may find that all the cost is in what this step did not do
+            self._k += FOLLOW * self._k * (min(us / expected, MOST_FOLLOWED) - 1)
 
     def _fixed(self, work: Work) -> float:
         c = self._c
@@ -154,7 +156,7 @@ class CostModel:
         self._c = c
         self._k = 1.0
         for work, us in self._recent:
-            self._follow(us / (self._k * self._fixed(work)))
+            self._follow(work, us)
 
 
 def non_negative(lower: Sequence[Sequence[float]], b: Sequence[float]) -> list[float] | None:
