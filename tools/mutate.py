@@ -874,7 +874,7 @@ MUTATIONS = (
         "cost",
         "                step_us = int(MOST * expected)",
         "                pass",
-        "one hiccup changes what is expected",
+        "steps that surprise greatly teach little",
     ),
     Mutation(
         "cost",

@@ -70,6 +70,28 @@ def test_machine_that_changes_its_speed_is_followed_in_thirty_steps(speed: float
     assert p90(errors(model, steps(rng, 200), rng, 0.03, speed)) < 0.15
 
 
+@pytest.mark.parametrize("speed", [0.87, 1.15])
+def test_small_change_of_speed_is_followed_in_six_steps(speed: float) -> None:
+    rng = random.Random(3)
+    model = CostModel(900.0)
+    errors(model, steps(rng, 405), rng, 0.0)
+    errors(model, steps(rng, 6), rng, 0.0, speed)
+    assert errors(model, steps(rng, 5), rng, 0.0, speed)[-1] < 0.05
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_first_prompts_ever_are_foreseen_after_four(seed: int) -> None:
+    rng = random.Random(seed)
+    model = CostModel(300.0)
+    errors(model, [Work(8, 8, 8 * (200 + i), 0) for i in range(64 + seed)], rng, 0.02)
+    found = []
+    for i in range(12):
+        prompt, alone = Work(72, 8, 8 * 300, prompt_context(64 * i + 1000, 64)), Work(8, 8, 8 * 300, 0)
+        found += errors(model, [prompt], rng, 0.0)
+        errors(model, [alone], rng, 0.0)
+    assert sum(found[4:]) / 8 < 0.045
+
+
 def test_hiccup_changes_little() -> None:
     rng = random.Random(3)
     model = CostModel(900.0)
