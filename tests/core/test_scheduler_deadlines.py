@@ -10,6 +10,7 @@ from kv_oracle import Executor, request
 from potok.core.batch import Delta
 from potok.core.cost import CostModel, Work
 from potok.core.deadlines import Deadlines
+from potok.core.gate import Gathered
 from potok.core.request import Phase, Request
 from potok.core.scheduler import Limits, Scheduler
 from potok.finish import Finish
@@ -125,6 +126,18 @@ def test_request_that_has_ended_misses_nothing(whole: bool) -> None:
     assert cancelled.finish is Finish.CANCELLED
 
 
+def test_complete_answer_is_not_held_for_its_batch_beyond_its_deadline() -> None:
+    s = Scheduler(Limits(2, 50, 1000, 4), 400, gate=Gathered(2), cost=Known(TOKEN_US), checked=True)
+    executor = Executor(4)
+    short, long = submit(s, 0, new=2, ends_by=50_000), submit(s, 1, new=100)
+    short.whole = long.whole = True
+    for now in range(0, 50_000, 10_000):
+        assert not any(d.finish is not None for d in step(s, executor, now))
+    assert short.finish is Finish.LENGTH
+    assert step(s, executor, 50_000)[0] == Delta(0, None, Finish.LENGTH)
+    assert s.counters.timeouts == 0 and s.ghosts == [short]
+
+
 def test_deadlines_of_ended_requests_are_forgotten() -> None:
     s, executor = scheduler(), Executor(4)
     for id in range(1000):
@@ -134,13 +147,16 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
 
 
 def test_deadlines_are_seen_in_time_whatever_was_forgotten() -> None:
-    deadlines, rng, requests = Deadlines(lambda r: 0.0), random.Random(1), []
+    live: dict[int, Request] = {}
+    deadlines, rng = Deadlines(live, lambda r: 0.0), random.Random(1)
     for id in range(500):
         r = request(id, [1], 1)
-        r.order, r.ends_by_us, r.finish = id, rng.randrange(1, 1000), None if rng.random() < 0.1 else Finish.LENGTH
-        requests.append(r)
+        r.order, r.ends_by_us = id, rng.randrange(1, 1000)
+        live[id] = r
         deadlines.add(r)
-    live = [r for r in requests if r.finish is None]
-    deadlines.forget_ended(len(live))
+    for id in range(500):
+        if rng.random() < 0.9:
+            del live[id]
+    deadlines.forget_ended()
     for now in range(1, 1000):
-        assert {r.id for r in deadlines.missed(now)} == {r.id for r in live if r.ends_by_us == now}
+        assert {r.id for r in deadlines.missed(now)} == {r.id for r in live.values() if r.ends_by_us == now}

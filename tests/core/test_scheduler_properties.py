@@ -207,7 +207,8 @@ class Trial:
             due = min(t for t in (r.first_by_us, r.ends_by_us) if t)
             assert r.ends_by_us <= self.now_us or (r.first_by_us and not self.tokens[r.id]), due
         else:
-            assert self.gate.batched and r.whole and not self.scheduler.ghosts
+            assert self.gate.batched and r.whole
+            assert not self.scheduler.ghosts or 0 < r.ends_by_us <= self.now_us, "told before its batch has ended"
         assert delta.finish is not None
         self.finish[delta.id] = delta.finish
 

@@ -171,6 +171,15 @@ def test_steps_without_streams_are_twice_as_long() -> None:
     assert 1.6 * TARGET_US < longest <= 2.1 * TARGET_US
 
 
+def test_prompts_alone_are_not_slow_decoding() -> None:
+    m = Machine(1_000)  # less than any step takes
+    m.submit(0, 400, 1)
+    while not m.came[0]:
+        m.step()
+    # The last token of the prompt is one that is pending alone, as in decoding.
+    assert m.scheduler.counters.steps > 100 and m.scheduler.counters.slow_steps <= 1
+
+
 def test_when_decoding_alone_takes_longer_prompts_still_advance_and_it_is_counted() -> None:
     m = Machine(20_000, seqs=64)
     for id in range(40):

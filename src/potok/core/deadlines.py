@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from potok.core.request import Request
@@ -23,9 +23,11 @@ class _Due(NamedTuple):
 
 
 class Deadlines:
-    """prompt_us: how long the rest of a request's prompt is expected to take, with the machine to itself."""
+    """live: requests whose end has not been told, by id; the caller keeps it up to date. prompt_us: how long the rest
+    of a request's prompt is expected to take, with the machine to itself."""
 
-    def __init__(self, prompt_us: Callable[[Request], float]) -> None:
+    def __init__(self, live: Mapping[int, Request], prompt_us: Callable[[Request], float]) -> None:
+        self._live = live
         self._prompt_us = prompt_us
         self._heap: list[_Due] = []
 
@@ -44,7 +46,7 @@ class Deadlines:
         while self._heap and self._heap[0].at <= now_us:
             due = heapq.heappop(self._heap)
             request = due.request
-            if request.finish is not None or (due.first and len(request.tokens) > request.prompt_len):
+            if request.id not in self._live or (due.first and len(request.tokens) > request.prompt_len):
                 continue
             at = self._last_chance(request) if due.first else due.at
             if at > now_us:  # it may have found some of its prompt in the cache, or computed it meanwhile
@@ -53,10 +55,10 @@ class Deadlines:
                 missed[request.id] = request
         return list(missed.values())
 
-    def forget_ended(self, num_live: int) -> None:
+    def forget_ended(self) -> None:
         """Drops what nobody will ask for, when that is most of it."""
-        if len(self._heap) > 4 * num_live + 64:
-            self._heap = [due for due in self._heap if due.request.finish is None]
+        if len(self._heap) > 4 * len(self._live) + 64:
+            self._heap = [due for due in self._heap if due.request.id in self._live]
             heapq.heapify(self._heap)
 
     def _last_chance(self, request: Request) -> int:

@@ -22,7 +22,7 @@ does not fit. Short of blocks, the running request that is last in rank is preem
 and nobody joins in that step. The first in rank is never preempted and always ends.
 
 Who may join is the business of `gate` (when), `policy` (in which order) and `admission` (whether it fits); which blocks
-it need not fill is that of `prefix`; how long a step takes that of `cost`.
+it need not fill is that of `prefix`; what a step computes of prompts that of `budget`, and how long it takes of `cost`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from operator import attrgetter
 from potok.core.admission import Limits, Reject, Room, fit, headroom, joining, refusal
 from potok.core.batch import Batch, Copy, Delta, Segment
 from potok.core.blocks import BlockPool
+from potok.core.budget import Budget, of_rows
 from potok.core.cost import CostModel, Work, prompt_context
 from potok.core.deadlines import Deadlines
 from potok.core.describe import Prefix, top_prefixes
@@ -50,8 +51,6 @@ from potok.finish import Finish
 __all__ = ["Counters", "Limits", "Reject", "Scheduler"]
 
 BY_RANK = attrgetter("rank")
-#: Tokens of a request that one step rates at most: each takes a row of logits in memory.
-MOST_RATED = 128
 LEAST_RECENTLY_SERVED = attrgetter("served", "rank")
 #: What means over steps and over answers follow the newest by.
 FOLLOW = 0.05
@@ -113,7 +112,8 @@ class Scheduler:
         self._live: dict[int, Request] = {}  # whose end has not been told, by id
         self._held: list[Request] = []  # of them, those whose end is told when the batch has ended
         self._ended: list[Delta] = []  # ends that no step is to tell
-        self._deadlines = Deadlines(self._prompt_us)
+        self._budget = Budget(limits, self.cost, target_us)
+        self._deadlines = Deadlines(self._live, self._prompt_us)
         self._flight: Batch | None = None
         self._flying: list[Request] = []  # whose segments those of _flight are
         self._work = Work(0, 0, 0, 0)  # of _flight
@@ -208,7 +208,7 @@ class Scheduler:
             self._join(now_us, decoding, prompts)
 
         pending = sum([r.pending for r in prompts])
-        share = self.limits.max_num_batched_tokens - min(self._prompt_share(), pending)
+        share = self.limits.max_num_batched_tokens - min(self._budget.prompt_share, pending)
         decoding += self.ghosts
         if len(decoding) > share:
             decoding = sorted(decoding, key=LEAST_RECENTLY_SERVED)[:share]
@@ -218,10 +218,9 @@ class Scheduler:
             for r in decoding
         ]
         self._flying = decoding
-        decode_context = sum([s.start for s in segments]) + len(segments)
-        alone = Work(len(segments), len(segments), decode_context, 0)
-        work = alone
-        for request, n in self._portions(prompts, pending, alone):
+        work = alone = of_rows(decoding)
+        self.counters.slow_steps += self._budget.is_slow(alone)
+        for request, n in self._budget.portions(prompts, pending, alone):
             segment = self._segment(request, n)
             segments.append(segment)
             self._flying.append(request)
@@ -270,7 +269,7 @@ class Scheduler:
         self.cache.end_copies()
         if ended:
             self.running = [r for r in self.running if r.phase is Phase.RUNNING]
-            self._deadlines.forget_ended(len(self._live))
+            self._deadlines.forget_ended()
         for request in self.leaving:
             self.cache.release(request)
         self.leaving = []
@@ -284,9 +283,12 @@ class Scheduler:
     def _end_missed(self, now_us: int) -> None:
         for request in self._deadlines.missed(now_us):
             del self._live[request.id]
-            self._drop(request, Finish.TIMEOUT)
-            self._ended.append(Delta(request.id, None, Finish.TIMEOUT))
-            self.counters.timeouts += 1
+            if request in self._held:  # complete: it waits for its batch no longer
+                self._held.remove(request)
+            else:
+                self._drop(request, Finish.TIMEOUT)
+                self.counters.timeouts += 1
+            self._ended.append(Delta(request.id, None, request.finish))
 
     def _prompt_us(self, request: Request) -> float:
         """What the rest of a request's prompt is expected to take. One that waits finds some of it in the cache.
@@ -345,7 +347,7 @@ class Scheduler:
         full = len(self.running) >= self.limits.max_num_seqs
         if full and not self.policy.preempts:
             return
-        room = self._room(decoding, prompts)
+        room = self._budget.room(of_rows(decoding + self.ghosts), prompts, self.policy.by_rank)
         candidates = self.gate.candidates(self.waiting, self.running, now_us)
         candidates = self.policy.order(candidates, self.running, self.limits.max_num_seqs, self.cache)
         if self.policy.preempts and not self.limits.no_evict:
@@ -409,59 +411,6 @@ class Scheduler:
             if fits():
                 return yielding
         return []
-
-    def _room(self, decoding: Sequence[Request], prompts: Sequence[Request]) -> Room:
-        total = max(self.limits.max_num_batched_tokens - len(decoding) - len(self.ghosts), self._prompt_share())
-        if self.target_us:
-            context = sum([r.computed for r in decoding]) + len(decoding)
-            us = self._prompt_time(Work(len(decoding), len(decoding), context, 0))
-            total = max(1, min(total, self.cost.tokens_in(us, prompts[0].computed if prompts else 0)))
-        half = total // 2
-        short = half - sum([r.pending for r in passing(prompts, half)])
-        return Room(total, prompts, short, self.policy.by_rank)
-
-    def _prompt_share(self) -> int:
-        """Tokens of a step that decoding requests leave to prompts."""
-        return max(1, self.limits.max_num_batched_tokens // 2)
-
-    def _prompt_time(self, alone: Work) -> float:
-        """Microseconds of a step that prompts may add to what those who decode take alone.
-
-        Three of four steps are to keep the target, so the aim is a little below it. When decoding alone takes all of
-        it, prompts still get as long as the shortest step takes: else they would wait for the machine to be idle. When
-        nobody decodes, the step makes those wait only who come during it, and takes two targets.
-        """
-        if not alone.rows:
-            return 2 * self.target_us / self.cost.spread
-        return max(self.target_us / self.cost.spread - self.cost.step_us(alone), self.cost.idle_us())
-
-    def _portions(self, prompts: Sequence[Request], pending: int, alone: Work) -> list[tuple[Request, int]]:
-        """Which tokens of prompts the step computes. pending: of all of them. alone: the step without them."""
-        tokens = self.limits.max_num_batched_tokens - alone.rows
-        timed = self.target_us > 0
-        if timed and self.cost.step_us(alone) > self.target_us:
-            self.counters.slow_steps += 1
-        if not prompts or tokens <= 0:
-            return []
-        us = self._prompt_time(alone) if timed else 0.0
-        room = min(tokens, max(1, self.cost.tokens_in(us, prompts[0].computed))) if timed else tokens
-        turn: Sequence[Request] = prompts
-        if pending > room:
-            first = passing(prompts, room // 2)
-            turn = first + [r for r in prompts if r not in first]
-        portions: list[tuple[Request, int]] = []
-        for request in turn:
-            n = min(request.pending, tokens)
-            if timed:
-                n = min(n, max(self.cost.tokens_in(us, request.computed), not portions))
-            if request.rated < request.rate_until:
-                n = min(n, MOST_RATED)
-            if n == 0:
-                break
-            portions.append((request, n))
-            tokens -= n
-            us -= self.cost.prompt_us(request.computed, n)
-        return portions
 
     def _segment(self, request: Request, n: int) -> Segment:
         start, end = request.computed, request.computed + n
@@ -557,16 +506,6 @@ class Scheduler:
         for request in held:
             del self._live[request.id]
         return [Delta(request.id, None, request.finish) for request in held]
-
-
-def passing(prompts: Sequence[Request], tokens: int) -> list[Request]:
-    """Those that pass the longer ones before them: as many, in order, as can be completed by `tokens`."""
-    passing: list[Request] = []
-    for request in prompts:
-        if request.pending <= tokens:
-            passing.append(request)
-            tokens -= request.pending
-    return passing
 
 
 def follow(mean: float, value: float) -> float:
