@@ -10,10 +10,12 @@ static inline IntRows<T> from_row(const IntRows<T>& a, int row, int k) {
 static __attribute__((noinline)) void store_tile(const LinearTask& t, const float* acc, int row, int rows, int panel) {
     const int column = panel * kPanel;
     const int n = t.weight->n - column < kPanel ? t.weight->n - column : kPanel;
+    const int across = (panel - t.panel0) * kPanel;
     for (int r = 0; r < rows; r++) {
-        float* out = t.out + (size_t)(row + r) * t.ld_out + column;
+        const size_t down = row + r - t.row0;
+        float* out = t.out + down * t.ld_out + across;
         const float* a = acc + r * kPanel;
-        const float* residual = t.residual ? t.residual + (size_t)(row + r) * t.ld_residual + column : 0;
+        const float* residual = t.residual ? t.residual + down * t.ld_residual + across : 0;
         if (n == kPanel) {
             Lanes v = load(a);
             if (t.bias) v = add(v, load(t.bias + column));

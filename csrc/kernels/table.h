@@ -48,7 +48,7 @@ struct LinearTask {
     const ActRows* acts;
     int32_t row0, row1;      // rows of acts and of out
     int32_t panel0, panel1;  // panels of the weight
-    float* out;              // out[row * ld_out + column], column counted from the weight's first
+    float* out;              // of row0 and the first column of panel0
     int32_t ld_out;
     const float* bias;      // [n] or null
     const float* residual;  // as out, or null; may be out itself

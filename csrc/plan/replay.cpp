@@ -9,8 +9,9 @@ namespace potok {
 namespace {
 
 constexpr int kAlign = 64;
-// Columns of one SwiGLU task; a multiple of the quantisation group.
-constexpr int kSwigluCols = 256;
+// Gates, and as many values they apply to, that one task holds at a time: with the levels of a panel they stay in the
+// first-level cache. Rows are cut so that this is at least a group of columns.
+constexpr int kGates = 4096, kGatedRows = kGates / kGroup;
 // Bytes of activations that one linear task walks for each panel; half of a small second-level cache.
 constexpr int kActivationBytes = 256 << 10;
 
@@ -98,7 +99,8 @@ void Replay::set_plan(const Shape& shape, std::vector<Place> places, std::vector
     for (const Place& p : places_) widest = std::max(widest, p.cols);
     if (shape.heads / shape.kv_heads > kTaskRows) throw std::invalid_argument("too many heads share keys and values");
     const size_t attention = attention_scratch_floats(kTaskRows, shape.head_dim);
-    scratch_.assign(pool_.size(), std::vector<float>(std::max(attention, (size_t)widest) + kAlign / 4));
+    const size_t most = std::max({attention, (size_t)widest, (size_t)2 * kGates});
+    scratch_.assign(pool_.size(), std::vector<float>(most + kAlign / 4));
     sample_scratch_.assign(pool_.size(), std::vector<uint8_t>(sample_scratch_bytes(shape.vocab) + kAlign));
 }
 
@@ -206,22 +208,10 @@ Replay::Split Replay::split(const Op& op) const {
         case OpKind::Linear: {
             int panels = 0;
             for (const int w : op.weights) panels += ceil_div(weights_[w].n, kPanel);
-            // Each thread begins with most of its share in one task, which streams its panels and sets the tile
-            // registers up once; the rest, in small tasks, goes to whoever is done first. Against equal tasks of one
-            // panel or two, steps of the smallest model took 7 % less at 1 row, 13 % at 8, 20 % at 12 to 32 and 5 % at
-            // 256.
-            const int share = panels / threads, large = share * 3 / 4, chunk = std::max(1, share / 16);
-            const int first = large ? threads : 0, chunks = first + ceil_div(panels - first * large, chunk);
-            const Act act = weights_[op.weights[0]].act;
-            const int row_bytes = rows_[op.input].acts.k * (act == Act::F32 ? 4 : act == Act::A16 ? 2 : 1);
-            const int row_block = std::max(32, kActivationBytes / row_bytes / 4 * 4);
-            return {rows, row_block, chunks, chunk, first, large};
+            return by_panels(op, panels);
         }
         case OpKind::Swiglu:
-            if (rows < 4 * threads) {
-                return {rows, 1, ceil_div(rows_[op.output].acts.k, kSwigluCols), kSwigluCols, 0, 0};
-            }
-            return by_rows;
+            return by_panels(op, ceil_div(weights_[op.weights[0]].n, kGroup));
         case OpKind::Attention:
             return {(int)attention_.ending().size(), 1, 1, 0, 0, 0};
         case OpKind::AttentionAhead:
@@ -229,6 +219,20 @@ Replay::Split Replay::split(const Op& op) const {
         default:
             return by_rows;
     }
+}
+
+// Of a linear's rows and of `units` panels, or groups of them.
+Replay::Split Replay::by_panels(const Op& op, int units) const {
+    const int rows = op.sampled ? step_->sampled : step_->tokens, threads = pool_.size();
+    // Each thread begins with most of its share in one task, which streams its panels and sets the tile registers up
+    // once; the rest, in small tasks, goes to whoever is done first. Against equal tasks of one panel or two, steps of
+    // the smallest model took 7 % less at 1 row, 13 % at 8, 20 % at 12 to 32 and 5 % at 256.
+    const int share = units / threads, large = share * 3 / 4, chunk = std::max(1, share / 16);
+    const int first = large ? threads : 0, chunks = first + ceil_div(units - first * large, chunk);
+    const Act act = weights_[op.weights[0]].act;
+    const int row_bytes = rows_[op.input].acts.k * (act == Act::F32 ? 4 : act == Act::A16 ? 2 : 1);
+    const int row_block = std::max(32, kActivationBytes / row_bytes / 4 * 4);
+    return {rows, row_block, chunks, chunk, first, large};
 }
 
 void Replay::run_task(int index, int task, int worker) {
@@ -255,7 +259,7 @@ void Replay::run_task(int index, int task, int worker) {
             break;
         case OpKind::Linear: {
             const int c = task % split.chunks;
-            run_linear(op, row0, row1, split.first_column(c), split.first_column(c + 1));
+            run_linear(op, row0, row1, split.first_unit(c), split.first_unit(c + 1));
             break;
         }
         case OpKind::RopeKv: {
@@ -289,14 +293,8 @@ void Replay::run_task(int index, int task, int worker) {
             run_attention(op, attention_.ahead()[task], worker);
             break;
         case OpKind::Swiglu: {
-            const int cols = out.acts.k, step = split.chunks == 1 ? cols : split.chunk;
-            const int first = task % split.chunks * step, n = std::min(step, cols - first);
-            for (int r = row0; r < row1; r++) {
-                const float* gate = in.acts.f32 + (size_t)r * in.ld + first;
-                float* y = out.acts.f32 ? out.acts.f32 + (size_t)r * out.ld + first : scratch(worker);
-                kernels_.swiglu(gate, gate + cols, n, y);
-                emit(out, r, y, first, n);
-            }
+            const int c = task % split.chunks;
+            run_swiglu(op, row0, row1, split.first_unit(c), split.first_unit(c + 1), worker);
             break;
         }
         case OpKind::Gather:
@@ -308,31 +306,67 @@ void Replay::run_task(int index, int task, int worker) {
     }
 }
 
+// Of one of the operation's weights, but for where its results go.
+LinearTask Replay::linear_task(const Op& op, int w, int row0, int row1, int panel0, int panel1) const {
+    LinearTask t{};
+    t.weight = &weights_[op.weights[w]];
+    t.acts = &rows_[op.input].acts;
+    t.row0 = row0;
+    t.row1 = row1;
+    t.panel0 = panel0;
+    t.panel1 = panel1;
+    t.bias = op.biases.empty() || op.biases[w] < 0 ? nullptr : vectors_[op.biases[w]];
+    return t;
+}
+
 // Panels [panel, end), counted over the operation's weights side by side.
 void Replay::run_linear(const Op& op, int row0, int row1, int panel, int end) {
-    const Rows &in = rows_[op.input], &out = rows_[op.output];
+    const Rows& out = rows_[op.output];
     int first = 0, column = 0;  // of the weight at hand
     for (size_t w = 0; w < op.weights.size() && panel < end; w++) {
         const PackedWeight& weight = weights_[op.weights[w]];
         const int n = ceil_div(weight.n, kPanel);
         if (panel < first + n) {
-            LinearTask t{};
-            t.weight = &weight;
-            t.acts = &in.acts;
-            t.row0 = row0;
-            t.row1 = row1;
-            t.panel0 = panel - first;
-            t.panel1 = std::min(end, first + n) - first;
-            t.out = out.acts.f32 + column;
+            LinearTask t = linear_task(op, (int)w, row0, row1, panel - first, std::min(end, first + n) - first);
+            const int at = column + t.panel0 * kPanel;
+            t.out = out.acts.f32 + (size_t)row0 * out.ld + at;
             t.ld_out = out.ld;
-            t.bias = op.biases.empty() || op.biases[w] < 0 ? nullptr : vectors_[op.biases[w]];
-            t.residual = op.residual < 0 ? nullptr : rows_[op.residual].acts.f32 + column;
-            t.ld_residual = op.residual < 0 ? 0 : rows_[op.residual].ld;
+            if (op.residual >= 0) {
+                const Rows& residual = rows_[op.residual];
+                t.residual = residual.acts.f32 + (size_t)row0 * residual.ld + at;
+                t.ld_residual = residual.ld;
+            }
             kernels_.linear(t);
             panel = first + t.panel1;
         }
         first += n;
         column += weight.n;
+    }
+}
+
+// Groups [group, end) of the columns: both linears, then their SwiGLU while its inputs are in the cache.
+void Replay::run_swiglu(const Op& op, int row0, int row1, int group, int end, int worker) {
+    const Rows& out = rows_[op.output];
+    float *gates = scratch(worker), *gated = gates + kGates;
+    const int parts = ceil_div(row1 - row0, kGatedRows), part = (int)round_up(ceil_div(row1 - row0, parts), 16);
+    for (int row = row0; row < row1; row += part) {
+        const int rows = std::min(part, row1 - row), ld = kGates / rows / kGroup * kGroup;
+        for (int first = group * kGroup; first < end * kGroup; first += ld) {
+            const int cols = std::min({ld, end * kGroup - first, out.acts.k - first});
+            for (int w = 0; w < 2; w++) {
+                const int panel = first / kPanel;
+                LinearTask t = linear_task(op, w, row, row + rows, panel, panel + ceil_div(cols, kPanel));
+                t.out = w ? gated : gates;
+                t.ld_out = ld;
+                kernels_.linear(t);
+            }
+            for (int r = 0; r < rows; r++) {
+                float* gate = gates + r * ld;
+                float* y = out.acts.f32 ? out.acts.f32 + (size_t)(row + r) * out.ld + first : gate;
+                kernels_.swiglu(gate, gated + r * ld, cols, y);
+                emit(out, row + r, y, first, cols);
+            }
+        }
     }
 }
 

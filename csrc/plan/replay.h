@@ -21,7 +21,7 @@ enum class OpKind : int32_t {
     Linear = 2,
     RopeKv = 3,
     Attention = 4,
-    Swiglu = 5,
+    Swiglu = 5,  // of two linears
     Gather = 6,
     AttentionAhead = 7  // stands before every Attention once a plan is set; never recorded
 };
@@ -85,16 +85,19 @@ class Replay {
         int32_t rows, row_block, chunks, chunk;
         int32_t large, large_chunk;  // of the chunks, the first are larger
         int32_t tasks() const { return (rows + row_block - 1) / row_block * chunks; }
-        int32_t first_column(int32_t c) const {  // of chunk c, in units of columns
+        int32_t first_unit(int32_t c) const {  // of chunk c
             return c < large ? c * large_chunk : large * large_chunk + (c - large) * chunk;
         }
     };
 
     void reserve(int tokens, int sampled);
     Split split(const Op& op) const;
+    Split by_panels(const Op& op, int units) const;
     void work(int worker);
     void run_task(int index, int task, int worker);
+    LinearTask linear_task(const Op& op, int w, int row0, int row1, int panel0, int panel1) const;
     void run_linear(const Op& op, int row0, int row1, int panel, int end);
+    void run_swiglu(const Op& op, int row0, int row1, int group, int end, int worker);
     void run_attention(const Op& op, const AttentionItem& item, int worker);
     void sample(int row, int worker);
     void emit(const Rows& place, int row, const float* x, int first, int cols);
