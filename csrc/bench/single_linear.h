@@ -26,15 +26,11 @@ struct AtCacheLine {
 template <class T>
 struct Integers {
     Integers(int rows, int cols)
-        : q((size_t)rows * cols), d((size_t)rows * (cols / kGroup)), s(d.size()), sum(d.size()), cols(cols) {}
-    IntRows<T> from(int row) {
-        const size_t group = (size_t)row * (cols / kGroup);
-        return {q.data() + (size_t)row * cols, d.data() + group, s.data() + group, sum.data() + group};
-    }
+        : q((size_t)rows * cols), d((size_t)rows * (cols / kGroup)), s(d.size()), sum(d.size()) {}
+    IntRows<T> view() { return {q.data(), d.data(), s.data(), sum.data()}; }
     std::vector<T, AtCacheLine<T>> q;
     std::vector<float> d, s;
     std::vector<int32_t> sum;
-    int cols;
 };
 
 // Activations in every form; buffers live as long as this. x: [rows][cols].
@@ -42,11 +38,12 @@ struct Activations {
     Activations(const Kernels& kernels, const float* x, int rows, int cols)
         : f32(x, x + (size_t)rows * cols), a8(rows, cols), a16(rows, cols), cols(cols) {
         for (int r = 0; r < rows; r++) {
-            kernels.quantize_a8(x + (size_t)r * cols, cols, a8.from(r));
-            kernels.quantize_a16(x + (size_t)r * cols, cols, a16.from(r));
+            const size_t at = (size_t)r * cols;
+            kernels.quantize_a8(x + at, cols, a8.view(), at);
+            kernels.quantize_a16(x + at, cols, a16.view(), at);
         }
     }
-    ActRows view() { return {f32.data(), a8.from(0), a16.from(0), cols}; }
+    ActRows view() { return {f32.data(), a8.view(), a16.view(), cols}; }
     std::vector<float> f32;
     Integers<int8_t> a8;
     Integers<int16_t> a16;

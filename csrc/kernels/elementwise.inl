@@ -34,45 +34,37 @@ static void rms_norm(const float* x, const float* weight, int cols, float eps, f
 
 // One scale per 32: d = amax / limit, q = round(a * (limit / amax)), s = d * sum(q). q and sum(q) are whole.
 // A group that holds NaN or infinity gets q = 0 and d = NaN, so that the row's logits show it.
-static inline void quantize_group(const float* x, float limit, int32_t* q, float* d, float* s, int32_t* sum) {
-    const Lanes a = load(x), b = load(x + 16), most = set1(3.40282347e38f);
-    if ((bits(greater_equal(most, abs(a))) & bits(greater_equal(most, abs(b)))) != 0xffff) {
-        memset(q, 0, kGroup * sizeof(int32_t));
-        *d = *s = __builtin_nanf("");
-        *sum = 0;
-        return;
-    }
-    const float amax = max_tree(max(abs(a), abs(b)));
-    const Lanes inverse = set1(amax > 0 ? limit / amax : 0);
-    store_i32(q, round_even(mul(a, inverse)));
-    store_i32(q + 16, round_even(mul(b, inverse)));
-    int32_t total = 0;
-    for (int i = 0; i < kGroup; i++) total += q[i];
-    *d = amax / limit;
-    *s = *d * (float)total;
-    *sum = total;
-}
-
-static void quantize_a8(const float* x, int cols, IntRows<int8_t> out) {
-    int32_t wide[kGroup];
-    for (int g = 0; g < cols / kGroup; g++) {
-        quantize_group(x + g * kGroup, 127.0f, wide, out.d + g, out.s + g, out.sum + g);
-        for (int i = 0; i < kGroup; i++) out.q[g * kGroup + i] = (int8_t)wide[i];
-    }
-}
-
-static void quantize_a16(const float* x, int cols, IntRows<int16_t> out) {
-    int32_t wide[kGroup];
-    for (int g = 0; g < cols / kGroup; g++) {
-        quantize_group(x + g * kGroup, 32767.0f, wide, out.d + g, out.s + g, out.sum + g);
-        int16_t* q = out.q + g * kGroup;
-        for (int i = 0; i < kGroup; i += 4) {  // pair order: 0 2 1 3
-            q[i] = (int16_t)wide[i];
-            q[i + 1] = (int16_t)wide[i + 2];
-            q[i + 2] = (int16_t)wide[i + 1];
-            q[i + 3] = (int16_t)wide[i + 3];
+template <class T>
+static inline void quantize(const float* x, int cols, float limit, const IntRows<T>& out, size_t at) {
+    const Lanes most = set1(kLargest);
+    T* q = out.q + at;
+    const size_t first = at / kGroup;
+    for (size_t g = first; g < first + cols / kGroup; g++, x += kGroup, q += kGroup) {
+        const Lanes a = load(x), b = load(x + 16);
+        if ((bits(greater_equal(most, abs(a))) & bits(greater_equal(most, abs(b)))) != 0xffff) {
+            memset(q, 0, kGroup * sizeof(T));
+            out.d[g] = out.s[g] = __builtin_nanf("");
+            out.sum[g] = 0;
+            continue;
         }
+        const float amax = max_tree(max(abs(a), abs(b))), d = amax / limit;
+        const Lanes inverse = set1(amax > 0 ? limit / amax : 0);
+        const Lanes low = round_even(mul(a, inverse)), high = round_even(mul(b, inverse));
+        store_whole(q, low);
+        store_whole(q + 16, high);
+        const float sum = sum_tree(add(low, high));  // exact in any order: below 2^24
+        out.d[g] = d;
+        out.s[g] = d * sum;
+        out.sum[g] = (int32_t)sum;
     }
+}
+
+static void quantize_a8(const float* x, int cols, const IntRows<int8_t>& out, size_t at) {
+    quantize(x, cols, 127.0f, out, at);
+}
+
+static void quantize_a16(const float* x, int cols, const IntRows<int16_t>& out, size_t at) {
+    quantize(x, cols, 32767.0f, out, at);
 }
 
 // silu(g) = g / (1 + exp(-g)); written with exp(-|g|) so that the polynomial never sees a positive argument.
@@ -112,7 +104,7 @@ static inline void store_kv(const float* x, int dim, float* out, float*) {
 }
 // scale = amax / 127, q = round(x * (127 / amax)); a row that is not finite gets q = 0 and scale NaN.
 static inline void store_kv(const float* x, int dim, int8_t* out, float* scale) {
-    const Lanes most = set1(3.40282347e38f);
+    const Lanes most = set1(kLargest);
     Lanes highest = set1(0);
     for (int i = 0; i < dim; i += 16) {
         const Lanes magnitude = abs(load(x + i));
@@ -125,11 +117,7 @@ static inline void store_kv(const float* x, int dim, int8_t* out, float* scale) 
     }
     const float amax = max_tree(highest);
     const Lanes inverse = set1(amax > 0 ? 127.0f / amax : 0);
-    int32_t wide[16];
-    for (int i = 0; i < dim; i += 16) {
-        store_i32(wide, round_even(mul(load(x + i), inverse)));
-        for (int j = 0; j < 16; j++) out[i + j] = (int8_t)wide[j];
-    }
+    for (int i = 0; i < dim; i += 16) store_whole(out + i, round_even(mul(load(x + i), inverse)));
     *scale = amax / 127.0f;
 }
 

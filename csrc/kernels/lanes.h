@@ -5,6 +5,7 @@
 //   max(a, b)     a > b ? a : b, lane by lane (so b where either is NaN), as x86 has it
 //   sum_tree      ((0+8)+(4+12)) + ... : halves are added until one lane is left; max_tree likewise
 //   fma           one rounding
+//   store_whole   whole numbers as bytes, or as 16 bits in pair order (packed.h): every four as 0 2 1 3
 //
 // Included inside the namespace of an ISA. Plain static functions only: an inline function of the standard library
 // compiled here with wider instructions could be picked by the linker for the whole program.
@@ -23,6 +24,8 @@
 
 namespace potok {
 namespace POTOK_ISA {
+
+static constexpr float kLargest = 0x1.fffffep127f;  // that is finite
 
 #if defined(POTOK_AVX2)
 
@@ -152,10 +155,17 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), lo)),
             _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), hi))};
 }
-// whole-number lanes to int32
-static inline void store_i32(int32_t* p, Lanes a) {
-    _mm256_storeu_si256((__m256i*)p, _mm256_cvtps_epi32(a.lo));
-    _mm256_storeu_si256((__m256i*)(p + 8), _mm256_cvtps_epi32(a.hi));
+static inline __m256i whole_i16(Lanes a) {
+    const __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+    return _mm256_permute4x64_epi64(halves, 0xd8);
+}
+static inline void store_whole(int8_t* p, Lanes a) {
+    const __m256i v = whole_i16(a);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
+static inline void store_whole(int16_t* p, Lanes a) {
+    const __m256i v = _mm256_shufflelo_epi16(whole_i16(a), 0xd8);
+    _mm256_storeu_si256((__m256i*)p, _mm256_shufflehi_epi16(v, 0xd8));
 }
 static inline float sqrt1(float x) {
     return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
@@ -292,8 +302,12 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), n));
 }
-static inline void store_i32(int32_t* p, Lanes a) {
-    _mm512_storeu_si512(p, _mm512_cvtps_epi32(a));
+static inline void store_whole(int8_t* p, Lanes a) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+static inline void store_whole(int16_t* p, Lanes a) {
+    const __m256i v = _mm256_shufflelo_epi16(_mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a)), 0xd8);
+    _mm256_storeu_si256((__m256i*)p, _mm256_shufflehi_epi16(v, 0xd8));
 }
 static inline float sqrt1(float x) {
     return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
@@ -482,8 +496,11 @@ static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     }
     return a;
 }
-static inline void store_i32(int32_t* p, Lanes a) {
-    for (int i = 0; i < 16; i++) p[i] = (int32_t)a.v[i];
+static inline void store_whole(int8_t* p, Lanes a) {
+    for (int i = 0; i < 16; i++) p[i] = (int8_t)a.v[i];
+}
+static inline void store_whole(int16_t* p, Lanes a) {
+    for (int i = 0; i < 16; i++) p[i / 4 * 4 + (i % 2 * 2 + i / 2 % 2)] = (int16_t)a.v[i];
 }
 static inline float sqrt1(float x) {
     return ::sqrtf(x);

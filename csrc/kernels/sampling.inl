@@ -6,7 +6,6 @@
 // lanes.h and math.inl.
 
 constexpr float kGreedyBelow = 1e-5f;
-constexpr float kLargest = 0x1.fffffep127f;
 constexpr float kInfinity = __builtin_inff();
 constexpr float kWeightStep = 0x1p-11f;  // adding and subtracting it rounds to a multiple of 2^-34
 constexpr float kWeightless = -25;       // exp of it or less rounds to the weight 0

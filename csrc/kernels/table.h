@@ -107,9 +107,9 @@ struct Kernels {
     const char* isa;
     void (*linear)(const LinearTask&);
     void (*rms_norm)(const float* x, const float* weight, int cols, float eps, float* out);
-    // One row from out's pointers on.
-    void (*quantize_a8)(const float* x, int cols, IntRows<int8_t> out);
-    void (*quantize_a16)(const float* x, int cols, IntRows<int16_t> out);
+    // To elements [at, at + cols) of out, counted over its rows; both are multiples of 32.
+    void (*quantize_a8)(const float* x, int cols, const IntRows<int8_t>& out, size_t at);
+    void (*quantize_a16)(const float* x, int cols, const IntRows<int16_t>& out, size_t at);
     void (*swiglu)(const float* gate, const float* up, int cols, float* out);
     void (*rope_kv)(const RopeTask&);
     void (*attention)(const AttentionTask&);

@@ -35,12 +35,6 @@ struct IntegerPlaces {
     }
 };
 
-template <class T>
-IntRows<T> from(const IntRows<T>& rows, size_t element) {
-    const size_t group = element / kGroup;
-    return {rows.q + element, rows.d + group, rows.s + group, rows.sum + group};
-}
-
 }  // namespace
 
 Replay::Replay(const Kernels& kernels, int threads, Placement placement)
@@ -196,8 +190,8 @@ void Replay::work(int worker) {
 void Replay::emit(const Rows& place, int row, const float* x, int first, int cols) {
     const ActRows& a = place.acts;
     const size_t at = (size_t)row * a.k + first;
-    if (a.a8.q) kernels_.quantize_a8(x, cols, from(a.a8, at));
-    if (a.a16.q) kernels_.quantize_a16(x, cols, from(a.a16, at));
+    if (a.a8.q) kernels_.quantize_a8(x, cols, a.a8, at);
+    if (a.a16.q) kernels_.quantize_a16(x, cols, a.a16, at);
 }
 
 Replay::Split Replay::split(const Op& op) const {

@@ -97,8 +97,8 @@ void count_rows(const Kernels& kernels) {
     Integers<int8_t> a8(1, cols);
     Integers<int16_t> a16(1, cols);
     count("rms-norm", cols, [&] { kernels.rms_norm(x.data(), weight.data(), cols, 1e-5f, out.data()); });
-    count("quantize-a8", cols, [&] { kernels.quantize_a8(x.data(), cols, a8.from(0)); });
-    count("quantize-a16", cols, [&] { kernels.quantize_a16(x.data(), cols, a16.from(0)); });
+    count("quantize-a8", cols, [&] { kernels.quantize_a8(x.data(), cols, a8.view(), 0); });
+    count("quantize-a16", cols, [&] { kernels.quantize_a16(x.data(), cols, a16.view(), 0); });
     count("swiglu", cols, [&] { kernels.swiglu(x.data(), weight.data(), cols, out.data()); });
 }
 
