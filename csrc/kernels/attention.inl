@@ -180,49 +180,70 @@ static inline void scale_tokens(float* p, const float* const* scales, const int*
     }
 }
 
-// The online softmax: scores s [count][64] of a tile become weights, and the rows' greatest score and sum of weights
-// are brought up to date. fade: what the partials are to be multiplied with; a row that sees nothing keeps its own.
-static __attribute__((noinline, flatten)) void soften(const QueryRow* rows, int count, const int* tokens, int head_dim,
-                                                      bool first, float* s, float* fade) {
+// What a row tile has seen of the span at hand, one lane for each row.
+struct alignas(64) Seen {
+    float highest[16];  // score
+    float sum[16];      // of weights
+};
+static_assert(kTileRows <= 8, "max_trees and sum_trees take eight");
+
+// The online softmax: scores s [count][64] of a tile become weights, and what the row tile has seen is brought up to
+// date. fade: what the partials are to be multiplied with. All rows together, since their trees and their exp wait for
+// one result after another.
+static __attribute__((noinline, flatten)) void soften(Seen& seen, int count, const int* tokens, float* s, float* fade) {
     const Lanes nothing = set1(-__builtin_inff());
-    store(fade, set1(0));
+    Lanes rows[8];
+    POTOK_FLAT
+    for (int r = 0; r < 8; r++) rows[r] = nothing;
     for (int r = 0; r < count; r++) {
-        if (tokens[r] == 0) continue;
         float* p = s + r * kTileTokens;
-        float* stats = rows[r].partial + head_dim;
-        Lanes highest = nothing;
+        if (tokens[r] == kTileTokens) {
+            rows[r] = max(max(load(p), load(p + 16)), max(load(p + 32), load(p + 48)));
+            continue;
+        }
         for (int i = 0; i < tokens[r]; i += 16) {
             Lanes v = load(p + i);
             if (i + 16 > tokens[r]) {
                 v = select(less(load(kLaneIndex), set1((float)(tokens[r] - i))), v, nothing);
                 store(p + i, v);
             }
-            highest = max(highest, v);
+            rows[r] = max(rows[r], v);
         }
-        const float peak = max_tree(highest), before = first ? -__builtin_inff() : stats[0];
-        stats[0] = before > peak ? before : peak;
-        fade[r] = before - stats[0];
     }
-    if (!first) store(fade, exp(load(fade)));
+    const Lanes before = load(seen.highest), highest = max(before, max_trees(rows));
+    const Lanes faded = exp(sub(before, highest));
+    store(seen.highest, highest);
+    store(fade, faded);
+
+    POTOK_FLAT
+    for (int r = 0; r < 8; r++) rows[r] = set1(0);
     for (int r = 0; r < count; r++) {
-        if (tokens[r] == 0) continue;
         float* p = s + r * kTileTokens;
-        float* stats = rows[r].partial + head_dim;
-        const Lanes peak = set1(stats[0]);
-        Lanes sum = set1(0);
+        const Lanes peak = broadcast(seen.highest + r);
+        if (tokens[r] == kTileTokens) {
+            Lanes e[4];
+            POTOK_FLAT
+            for (int i = 0; i < 4; i++) e[i] = sub(load(p + 16 * i), peak);
+            exps(e);
+            POTOK_FLAT
+            for (int i = 0; i < 4; i++) store(p + 16 * i, e[i]);
+            rows[r] = add(add(add(e[0], e[1]), e[2]), e[3]);
+            continue;
+        }
         for (int i = 0; i < tokens[r]; i += 16) {
             const Lanes e = exp(sub(load(p + i), peak));
             store(p + i, e);
-            sum = add(sum, e);
+            rows[r] = add(rows[r], e);
         }
-        stats[1] = first ? sum_tree(sum) : fma1(stats[1], fade[r], sum_tree(sum));
     }
+    store(seen.sum, fma(load(seen.sum), faded, sum_trees(rows)));
 }
 
 // The tile at token `start`. first: of its span, so that partials begin here. s: scores [Rows][64].
 template <class T, int Rows>
 static __attribute__((noinline)) void attend_tile(const KvTile<T>& tile, const float* q, const QueryRow* rows,
-                                                  int head_dim, int start, bool first, float* s, Fetch& next) {
+                                                  Seen& seen, int head_dim, int start, bool first, float* s,
+                                                  Fetch& next) {
     constexpr int N = lanes_of_rows<Rows>();
     int tokens[Rows];  // of this tile that the row sees
     int most = 0, least = kTileTokens;
@@ -249,8 +270,8 @@ static __attribute__((noinline)) void attend_tile(const KvTile<T>& tile, const f
     }
     if (tile.k_scales[0]) scale_tokens<Rows>(s, tile.k_scales, tokens);
 
-    float fade[16];
-    soften(rows, Rows, tokens, head_dim, first, s, fade);
+    alignas(64) float fade[16];
+    soften(seen, Rows, tokens, s, fade);
     if (tile.v_scales[0]) scale_tokens<Rows>(s, tile.v_scales, tokens);
 
     add_tile<T, Rows>(rows, s, tile, 0, least, head_dim, first ? nullptr : fade, next);
@@ -264,10 +285,10 @@ static __attribute__((noinline)) void attend_tile(const KvTile<T>& tile, const f
 
 // attend_tile for `count` rows, at most Rows.
 template <class T, int Rows>
-static inline void attend_rows(int count, const KvTile<T>& tile, const float* q, const QueryRow* rows, int head_dim,
-                               int start, bool first, float* s, Fetch& next) {
-    if (count == Rows) return attend_tile<T, Rows>(tile, q, rows, head_dim, start, first, s, next);
-    if constexpr (Rows > 1) attend_rows<T, Rows - 1>(count, tile, q, rows, head_dim, start, first, s, next);
+static inline void attend_rows(int count, const KvTile<T>& tile, const float* q, const QueryRow* rows, Seen& seen,
+                               int head_dim, int start, bool first, float* s, Fetch& next) {
+    if (count == Rows) return attend_tile<T, Rows>(tile, q, rows, seen, head_dim, start, first, s, next);
+    if constexpr (Rows > 1) attend_rows<T, Rows - 1>(count, tile, q, rows, seen, head_dim, start, first, s, next);
 }
 
 static inline float* scratch_partial(const AttentionTask& t, int index) {
@@ -338,27 +359,56 @@ static inline Fetch fetch_of(const AttentionTask& t, int start, int end) {
     return next;
 }
 
+// Rows in row tiles of even heights: tile i begins with row first_row(i).
+struct RowTiles {
+    int count;
+    int number() const { return (count + kTileRows - 1) / kTileRows; }
+    int first_row(int i) const { return count * i / number(); }
+};
+
 template <class T>
-static void visit_tile(const AttentionTask& t, const QueryRow* rows, int count, int start, int end, bool first) {
-    float* q = scratch_partial(t, 2 * count);
-    float* s = q + (size_t)count * kQueryFloats;
+static void visit_tile(const AttentionTask& t, const QueryRow* rows, Seen* seen, RowTiles tiles, int start, int end,
+                       bool first) {
+    float* q = scratch_partial(t, 2 * tiles.count);
+    float* s = q + (size_t)tiles.count * kQueryFloats;
     float* floats = s + kTileRows * kTileTokens;
     const int tokens = end - start < kTileTokens ? end - start : kTileTokens;
     const KvTile<T> tile = find_tile<T>(t, start, tokens);
     Fetch next = fetch_of<T>(t, start + kTileTokens, end);
-    // Row tiles of even heights.
-    const int tiles = (count + kTileRows - 1) / kTileRows;
-    if (sizeof(T) < sizeof(float) && count >= kRowsOfFloats) {
-        const KvTile<float> wide = tile_of_floats<T>(tile, t.head_dim, tokens, floats);
-        for (int i = 0; i < tiles; i++) {
-            const int row = count * i / tiles, n = count * (i + 1) / tiles - row;
-            attend_rows<float, kTileRows>(n, wide, q + row * kQueryFloats, rows + row, t.head_dim, start, first, s,
-                                          next);
+    const bool wide = sizeof(T) < sizeof(float) && tiles.count >= kRowsOfFloats;
+    const KvTile<float> wider = wide ? tile_of_floats<T>(tile, t.head_dim, tokens, floats) : KvTile<float>{};
+    for (int i = 0; i < tiles.number(); i++) {
+        const int row = tiles.first_row(i), n = tiles.first_row(i + 1) - row;
+        const float* queries = q + row * kQueryFloats;
+        if (wide) {
+            attend_rows<float, kTileRows>(n, wider, queries, rows + row, seen[i], t.head_dim, start, first, s, next);
+        } else {
+            attend_rows<T, kTileRows>(n, tile, queries, rows + row, seen[i], t.head_dim, start, first, s, next);
         }
-    } else {
-        for (int i = 0; i < tiles; i++) {
-            const int row = count * i / tiles, n = count * (i + 1) / tiles - row;
-            attend_rows<T, kTileRows>(n, tile, q + row * kQueryFloats, rows + row, t.head_dim, start, first, s, next);
+    }
+}
+
+// The tiles from `start` to `stop`, all of one span. first: they begin it, else the partials are carried on.
+template <class T>
+static void visit_span(const AttentionTask& t, const QueryRow* rows, int count, int start, int stop, int end,
+                       bool first) {
+    const RowTiles tiles{count};
+    Seen seen[(kTaskRows + kTileRows - 1) / kTileRows];
+    for (int i = 0; i < tiles.number(); i++) {
+        store(seen[i].highest, set1(-__builtin_inff()));
+        store(seen[i].sum, set1(0));
+        for (int row = tiles.first_row(i), r = 0; !first && row + r < tiles.first_row(i + 1); r++) {
+            seen[i].highest[r] = rows[row + r].partial[t.head_dim];
+            seen[i].sum[r] = rows[row + r].partial[t.head_dim + 1];
+        }
+    }
+    for (int at = start; at < stop; at += kTileTokens) {
+        visit_tile<T>(t, rows, seen, tiles, at, end, first && at == start);
+    }
+    for (int i = 0; i < tiles.number(); i++) {
+        for (int row = tiles.first_row(i), r = 0; row + r < tiles.first_row(i + 1); r++) {
+            rows[row + r].partial[t.head_dim] = seen[i].highest[r];
+            rows[row + r].partial[t.head_dim + 1] = seen[i].sum[r];
         }
     }
 }
@@ -413,9 +463,8 @@ static void attention_of(const AttentionTask& t) {
             }
         }
         const int stop = span + kSpanTokens < end ? span + kSpanTokens : end;
-        for (int start = span > t.begin ? span : t.begin; start < stop; start += kTileTokens) {
-            visit_tile<T>(t, rows, count, start, end, start == span);
-        }
+        const int start = span > t.begin ? span : t.begin;
+        if (start < stop) visit_span<T>(t, rows, count, start, stop, end, start == span);
         if (t.out) merge_span(rows, count, t.head_dim, span);
     }
     if (!t.out) return;

@@ -4,6 +4,8 @@
 //
 //   max(a, b)     a > b ? a : b, lane by lane (so b where either is NaN), as x86 has it
 //   sum_tree      ((0+8)+(4+12)) + ... : halves are added until one lane is left; max_tree likewise
+//   sum_trees     of eight at once, lane r that of a[r]; max_trees likewise. Lanes from 8 on are 0
+//   not_less      also where either is NaN
 //   fma           one rounding
 //   store_whole   whole numbers as bytes, or as 16 bits in pair order (packed.h): every four as 0 2 1 3
 //
@@ -51,6 +53,15 @@ static inline Lanes set1(float x) {
 static inline Lanes broadcast(const float* p) {
     const __m256 v = _mm256_broadcast_ss(p);
     return {v, v};
+}
+static inline __m256 low_half(Lanes a) {
+    return a.lo;
+}
+static inline __m256 high_half(Lanes a) {
+    return a.hi;
+}
+static inline Lanes from_half(__m256 a) {
+    return {a, _mm256_setzero_ps()};
 }
 static inline Lanes load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
@@ -103,6 +114,9 @@ static inline Lanes round_even(Lanes a) {
 static inline Mask less(Lanes a, Lanes b) {
     return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
 }
+static inline Mask not_less(Lanes a, Lanes b) {
+    return {_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ)};
+}
 static inline Mask greater_equal(Lanes a, Lanes b) {
     return {_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ)};
 }
@@ -142,11 +156,13 @@ static inline void store_packed(float* p, Mask m, Lanes a) {
     _mm256_storeu_ps(p, pack8(a.lo, low));
     _mm256_storeu_ps(p + __builtin_popcount(low), pack8(a.hi, high));
 }
-// 2^n for lanes that hold whole numbers n in [-126, 128] (128 gives infinity)
-static inline Lanes exp2_whole(Lanes n) {
+// a 2^n where m holds, else 0. Where it holds, n is a whole number from -126 to 127, or NaN.
+static inline Lanes scale_exp2(Mask m, Lanes a, Lanes n) {
     const __m256i bias = _mm256_set1_epi32(127);
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.lo), bias), 23)),
-            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.hi), bias), 23))};
+    n = max(n, set1(-126));  // NaN too becomes a number here, and what is left out a harmless one
+    const __m256i lo = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.lo), bias), 23);
+    const __m256i hi = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.hi), bias), 23);
+    return where(m, mul(a, {_mm256_castsi256_ps(lo), _mm256_castsi256_ps(hi)}));
 }
 // a 2^n, where `shifted` holds n + 1.5 * 2^23 and neither a nor the result is subnormal or infinite
 static inline Lanes times_exp2(Lanes a, Lanes shifted) {
@@ -231,6 +247,9 @@ static inline __m256 low_half(Lanes a) {
 static inline __m256 high_half(Lanes a) {
     return _mm512_extractf32x8_ps(a, 1);
 }
+static inline Lanes from_half(__m256 a) {
+    return _mm512_insertf32x8(_mm512_setzero_ps(), a, 0);
+}
 static inline Lanes load_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 }
@@ -276,6 +295,9 @@ static inline Lanes round_even(Lanes a) {
 static inline Mask less(Lanes a, Lanes b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
 }
+static inline Mask not_less(Lanes a, Lanes b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ);
+}
 static inline Mask greater_equal(Lanes a, Lanes b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
 }
@@ -294,9 +316,8 @@ static inline Lanes where(Mask m, Lanes a) {
 static inline void store_packed(float* p, Mask m, Lanes a) {
     _mm512_storeu_ps(p, _mm512_maskz_compress_ps(m, a));
 }
-static inline Lanes exp2_whole(Lanes n) {
-    const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
+static inline Lanes scale_exp2(Mask m, Lanes a, Lanes n) {
+    return _mm512_maskz_scalef_ps(m, a, n);
 }
 static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
@@ -456,6 +477,9 @@ static inline Lanes round_even(Lanes a) {
 static inline Mask less(Lanes a, Lanes b) {
     POTOK_LANES(Mask, a.v[i] < b.v[i]);
 }
+static inline Mask not_less(Lanes a, Lanes b) {
+    POTOK_LANES(Mask, !(a.v[i] < b.v[i]));
+}
 static inline Mask greater_equal(Lanes a, Lanes b) {
     POTOK_LANES(Mask, a.v[i] >= b.v[i]);
 }
@@ -478,13 +502,14 @@ static inline void store_packed(float* p, Mask m, Lanes a) {
         if (m.v[i]) p[n++] = a.v[i];
     }
 }
-static inline Lanes exp2_whole(Lanes n) {
-    Lanes r;
+static inline Lanes scale_exp2(Mask m, Lanes a, Lanes n) {
     for (int i = 0; i < 16; i++) {
-        const uint32_t u = (uint32_t)((int32_t)n.v[i] + 127) << 23;
-        memcpy(&r.v[i], &u, 4);
+        const uint32_t u = (uint32_t)(n.v[i] > -126 ? (int32_t)n.v[i] + 127 : 1) << 23;
+        float power;
+        memcpy(&power, &u, 4);
+        a.v[i] = m.v[i] ? a.v[i] * power : 0;
     }
-    return r;
+    return a;
 }
 static inline Lanes times_exp2(Lanes a, Lanes shifted) {
     for (int i = 0; i < 16; i++) {
@@ -518,6 +543,12 @@ static inline float max_tree(Lanes a) {
         for (int i = 0; i < n; i++) a.v[i] = a.v[i] > a.v[i + n] ? a.v[i] : a.v[i + n];
     return a.v[0];
 }
+static inline Lanes sum_trees(const Lanes (&a)[8]) {
+    POTOK_LANES(Lanes, i < 8 ? sum_tree(a[i]) : 0);
+}
+static inline Lanes max_trees(const Lanes (&a)[8]) {
+    POTOK_LANES(Lanes, i < 8 ? max_tree(a[i]) : 0);
+}
 struct Wide {
     double v[16];
 };
@@ -532,6 +563,33 @@ static inline void wide_store(double* p, Wide a) {
 }
 
 #undef POTOK_LANES
+#endif
+
+#if defined(POTOK_AVX2) || defined(POTOK_AVX512)
+
+// A step folds two rows, or sets of rows, into one vector: 22 shuffles and operations for eight trees after the first
+// halves, where one by one they are 48, each waiting for the one before.
+template <class Op>
+static inline Lanes fold_trees(const Lanes (&a)[8], Op op) {
+    __m256 v[8];
+    for (int r = 0; r < 8; r++) v[r] = op(low_half(a[r]), high_half(a[r]));
+    for (int r = 0; r < 4; r++) {
+        v[r] = op(_mm256_permute2f128_ps(v[r], v[r + 4], 0x20), _mm256_permute2f128_ps(v[r], v[r + 4], 0x31));
+    }
+    for (int r = 0; r < 2; r++) {
+        v[r] = op(_mm256_shuffle_ps(v[r], v[r + 2], 0x44), _mm256_shuffle_ps(v[r], v[r + 2], 0xee));
+    }
+    // rows 0, 2, 1, 3 and 4, 6, 5, 7
+    v[0] = op(_mm256_shuffle_ps(v[0], v[1], 0x88), _mm256_shuffle_ps(v[0], v[1], 0xdd));
+    return from_half(_mm256_permute_ps(v[0], 0xd8));
+}
+static inline Lanes sum_trees(const Lanes (&a)[8]) {
+    return fold_trees(a, [](__m256 x, __m256 y) { return _mm256_add_ps(x, y); });
+}
+static inline Lanes max_trees(const Lanes (&a)[8]) {
+    return fold_trees(a, [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); });
+}
+
 #endif
 
 }  // namespace POTOK_ISA

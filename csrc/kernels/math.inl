@@ -1,34 +1,48 @@
-// exp and log as polynomials, so that every ISA gives the same bits. No fma: potok.sampling.math states both in numpy.
+// exp and log as polynomials, so that every ISA gives the same bits. No fma that rounds otherwise than
+// without: potok.sampling.math states both in numpy.
 // Included inside the namespace of an ISA, after lanes.h.
 
 constexpr float kRound = 0x1.8p23f;  // adding and subtracting it rounds to a whole number
 constexpr float kLog2E = 0x1.715476p+0f;
 
-// e^x / 2^n for the whole number n next to x / ln 2: of x = n ln 2 + r with |r| <= ln 2 / 2, 1 + r + r^2 P(r).
-static inline Lanes exp_fraction(Lanes x, Lanes n) {
-    // ln 2 in two parts; n times the first is exact
-    const Lanes r = sub(sub(x, mul(n, set1(0x1.63p-1f))), mul(n, set1(-0x1.bd0106p-13f)));
-    Lanes p = set1(0x1.6a524ep-10f);
-    p = add(mul(p, r), set1(0x1.12396ep-7f));
-    p = add(mul(p, r), set1(0x1.5558aap-5f));
-    p = add(mul(p, r), set1(0x1.555492p-3f));
-    p = add(mul(p, r), set1(0x1.fffffcp-2f));
-    return add(add(mul(p, mul(r, r)), r), set1(1.0f));
-}
+// Of several vectors step by step: one after another, each step would wait for the one before.
+#define POTOK_EACH _Pragma("GCC unroll 16") for (int i = 0; i < N; i++)
 
-// e^x for x in [-87.3, 88]; below it a finite x gives some number.
-static inline Lanes exp_in_range(Lanes x) {
-    const Lanes round = set1(kRound);
-    // max gives -126 where x is NaN or far below the range, so that 2^n is always a number
-    const Lanes n = max(sub(add(mul(x, set1(kLog2E)), round), round), set1(-126.0f));
-    return mul(exp_fraction(x, n), exp2_whole(n));
+// e^x / 2^n for the whole number n next to x / ln 2: of x = n ln 2 + r with |r| <= ln 2 / 2, 1 + r + r^2 P(r).
+template <int N>
+static inline __attribute__((always_inline)) void exp_fractions(const Lanes (&x)[N], const Lanes (&n)[N],
+                                                                Lanes (&p)[N]) {
+    Lanes r[N];
+    // ln 2 in two parts; n times the first is exact, so that this fma rounds what a difference would
+    POTOK_EACH r[i] = sub(fma(n[i], set1(-0x1.63p-1f), x[i]), mul(n[i], set1(-0x1.bd0106p-13f)));
+    POTOK_EACH p[i] = mul(set1(0x1.6a524ep-10f), r[i]);
+    POTOK_EACH p[i] = mul(add(p[i], set1(0x1.12396ep-7f)), r[i]);
+    POTOK_EACH p[i] = mul(add(p[i], set1(0x1.5558aap-5f)), r[i]);
+    POTOK_EACH p[i] = mul(add(p[i], set1(0x1.555492p-3f)), r[i]);
+    POTOK_EACH p[i] = mul(add(p[i], set1(0x1.fffffcp-2f)), mul(r[i], r[i]));
+    POTOK_EACH p[i] = add(add(p[i], r[i]), set1(1.0f));
+}
+static inline Lanes exp_fraction(Lanes x, Lanes n) {
+    Lanes p[1];
+    exp_fractions<1>({x}, {n}, p);
+    return p[0];
 }
 
 // e^x for x <= 88. 0 below -87.3 (a result is never subnormal), 1 at 0, NaN stays NaN. Relative error below 1e-7.
 // It never falls as x rises (checked for every float of [-88, 0]), so what is sorted by x is sorted by exp(x).
-static inline Lanes exp(Lanes x) {
-    return select(less(x, set1(-87.3f)), set1(0), exp_in_range(x));
+template <int N>
+static inline __attribute__((always_inline)) void exps(Lanes (&x)[N]) {
+    Lanes n[N], p[N];
+    POTOK_EACH n[i] = sub(add(mul(x[i], set1(kLog2E)), set1(kRound)), set1(kRound));
+    exp_fractions<N>(x, n, p);
+    POTOK_EACH x[i] = scale_exp2(not_less(x[i], set1(-87.3f)), p[i], n[i]);
 }
+static inline Lanes exp(Lanes x) {
+    Lanes all[1] = {x};
+    exps(all);
+    return all[0];
+}
+#undef POTOK_EACH
 
 // ln x for a normal x > 0. Relative error below 2e-7.
 //
