@@ -413,26 +413,41 @@ static void visit_span(const AttentionTask& t, const QueryRow* rows, int count, 
     }
 }
 
-// total = total * exp(M - max) + partial * exp(m - max), for the rows that see something of the span at `start`.
-static void merge_span(QueryRow* rows, int count, int head_dim, int start) {
-    for (int i = 0; i < count; i++) {
-        QueryRow& row = rows[i];
-        if (row.position < start) continue;
-        if (start == 0) {  // 0 * exp(-inf) + partial * exp(0)
-            for (int d = 0; d < head_dim; d += 16) store(row.partial + d, add(set1(0), load(row.partial + d)));
-            row.total = row.partial;
-            continue;
+// total = total * exp(M - max) + partial * exp(m - max), for the rows that see something of the span at `start`. The
+// factors of 16 rows together: those of one wait for one result after another.
+static __attribute__((noinline)) void merge_span(QueryRow* rows, int count, int head_dim, int start) {
+    if (start == 0) {  // 0 * exp(-inf) + partial * exp(0)
+        for (int i = 0; i < count; i++) {
+            float* partial = rows[i].partial;
+            for (int d = 0; d < head_dim; d += 16) store(partial + d, add(set1(0), load(partial + d)));
+            rows[i].total = partial;
         }
-        float *total = row.total + head_dim, *partial = row.partial + head_dim;
-        const float peak = total[0] > partial[0] ? total[0] : partial[0];
-        float weights[16] = {total[0] - peak, partial[0] - peak};
-        store(weights, exp(load(weights)));
-        const Lanes a = set1(weights[0]), b = set1(weights[1]);
-        for (int d = 0; d < head_dim; d += 16) {
-            store(row.total + d, fma(load(row.total + d), a, mul(load(row.partial + d), b)));
+        return;
+    }
+    for (int first = 0; first < count; first += 16) {
+        const int n = count - first < 16 ? count - first : 16;
+        alignas(64) float total[16] = {}, partial[16] = {}, highest[16];
+        for (int i = 0; i < n; i++) {
+            const QueryRow& row = rows[first + i];
+            total[i] = row.total[head_dim];
+            partial[i] = row.position < start ? total[i] : row.partial[head_dim];
         }
-        total[0] = peak;
-        total[1] = fma1(total[1], weights[0], partial[1] * weights[1]);
+        const Lanes peak = max(load(total), load(partial));
+        Lanes factors[2] = {sub(load(total), peak), sub(load(partial), peak)};
+        exps(factors);
+        store(highest, peak);
+        store(total, factors[0]);
+        store(partial, factors[1]);
+        for (int i = 0; i < n; i++) {
+            const QueryRow& row = rows[first + i];
+            if (row.position < start) continue;
+            const Lanes a = broadcast(total + i), b = broadcast(partial + i);
+            for (int d = 0; d < head_dim; d += 16) {
+                store(row.total + d, fma(load(row.total + d), a, mul(load(row.partial + d), b)));
+            }
+            row.total[head_dim] = highest[i];
+            row.total[head_dim + 1] = fma1(row.total[head_dim + 1], total[i], row.partial[head_dim + 1] * partial[i]);
+        }
     }
 }
 
