@@ -438,8 +438,8 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "or self.running or self.gate.is_open(self.waiting):",
-        "or self.gate.is_open(self.waiting):",
+        "        if self.running or self.gate.is_open(self.waiting):",
+        "        if self.gate.is_open(self.waiting):",
         "held ends are told before the batch has ended",
     ),
     Mutation(
@@ -462,8 +462,8 @@ MUTATIONS = (
     ),
     Mutation(
         "scheduler",
-        "        if not self.running:  # who is left of the batch may need the ghosts' blocks to join\n"
-        "            self._drop_ghosts()\n",
+        "            if not self.running:  # who is left of the batch may need the ghosts' blocks to join\n"
+        "                self._drop_ghosts()\n",
         "",
         "a preempted member waits for ever for the blocks of ghosts",
     ),
@@ -863,7 +863,7 @@ MUTATIONS = (
     # -- what steps cost ------------------------------------------------------------------------------------------
     Mutation(
         "cost",
-        "            self._follow(work, step_us)\n",
+        "            self._follow(expected, step_us)\n",
         "            pass\n",
         "a machine that changes its speed is followed slowly",
     ),
@@ -883,8 +883,8 @@ MUTATIONS = (
     ),
     Mutation(
         "cost",
-        "                row[j] = MEMORY * row[j] + xi * x[j]",
-        "                row[j] = row[j] + xi * x[j]",
+        "                row[j] = decay * row[j] + fsum",
+        "                row[j] = row[j] + fsum",
         "old steps count as much as new ones",
     ),
     Mutation(
@@ -920,14 +920,14 @@ MUTATIONS = (
     Mutation("cost", "        if us <= 0:\n            return 0\n", "", "tokens are computed in no time"),
     Mutation(
         "cost",
-        "        for work, us in self._recent:\n            self._follow(work, us)\n",
+        "        for work, us in self._recent:\n            self._follow(self.step_us(work), us)\n",
         "",
         "each fit forgets how fast the machine is of late",
     ),
     Mutation(
         "cost",
-        "            for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):\n"
-        "                self._add(work, self._fixed(work), FIRST_GUESS)\n",
+        "            self._add([(work, self._fixed(work)) for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0))], "
+        "FIRST_GUESS)\n",
         "            pass\n",
         "the first steps unlearn what a token costs",
     ),

@@ -3,10 +3,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
+#include <vector>
 
 #include "bind/bind.h"
+#include "bind/buffer.h"
 #include "plan/replay.h"
 #include "runtime/isa.h"
 
@@ -48,62 +52,110 @@ void set_plan(Replay& self, std::tuple<int, int, int, int, int, int> sizes, bool
     self.set_plan(shape, std::move(p), std::move(o), logits);
 }
 
-void step(Replay& self, Ints tokens, Ints positions, Ints q_indptr, Ints kv_indptr, Ints kv_blocks, Ints out_rows,
-          Matrix<const int32_t> copies, Floats temperature, Ints top_k, Floats top_p, Floats min_p,
-          Vector<const uint64_t> seed, Ints choice, Ints position, Floats presence, Floats frequency, Floats repetition,
-          Ints seen_indptr, Ints seen_ids, Ints seen_counts, Ints bias_indptr, Ints bias_ids, Floats bias_values,
-          Ints logprobs, bool want_hashes, Vector<int32_t> ids, Vector<float> logprob, Matrix<int32_t> top_ids,
-          Matrix<float> top_logprobs, Vector<uint64_t> hashes) {
-    const size_t sampled = out_rows.shape(0);
+// SETTINGS of potok.sampling.rows.
+struct RowSettings {
+    float temperature;
+    int32_t top_k;
+    float top_p, min_p;
+    uint64_t seed;
+    int32_t choice;
+    float presence, frequency, repetition;
+    int32_t logprobs;
+} __attribute__((packed));
+
+// One list of ids with values for each row, of potok.sampling.rows.Lists; none at all where Python has None.
+template <class T>
+class Lists {
+ public:
+    explicit Lists(nb::handle lists) {
+        if (lists.is_none()) return;
+        indptr_.emplace(field(lists, 0));
+        ids_.emplace(field(lists, 1));
+        values_.emplace(field(lists, 2));
+    }
+    int of(size_t row, const int32_t*& ids, const T*& values) const {
+        if (!indptr_) return 0;
+        const int32_t* p = indptr_->data() + row;
+        ids = ids_->data() + p[0];
+        values = values_->data() + p[0];
+        return p[1] - p[0];
+    }
+
+ private:
+    std::optional<Buffer<const int32_t>> indptr_, ids_;
+    std::optional<Buffer<const T>> values_;
+};
+
+// The arguments are StepInputs.buffers, SampleRows and Sampled of potok.backends.api, fields in the order there. Gives
+// the nanoseconds that the step took.
+int64_t step(Replay& self, nb::handle inputs, nb::handle sample_rows, nb::handle sampled) {
+    const Buffer<const int32_t> tokens(field(inputs, 0)), positions(field(inputs, 1)), q_indptr(field(inputs, 2)),
+        kv_indptr(field(inputs, 3)), kv_blocks(field(inputs, 4)), out_rows(field(inputs, 5)), copies(field(inputs, 6));
+    const Buffer<const RowSettings> settings(field(sample_rows, 0));
+    const Buffer<const int32_t> position(field(sample_rows, 1));
+    const bool want_hashes = nb::cast<bool>(field(sample_rows, 3));
+    const Lists<int32_t> seen(field(sample_rows, 4));
+    const Lists<float> biases(field(sample_rows, 5));
+    const Buffer<int32_t> ids(field(sampled, 0));
+    const Buffer<float> logprob(field(sampled, 1));
+    const Buffer<int32_t> top_ids(field(sampled, 2));
+    const Buffer<float> top_logprobs(field(sampled, 3));
+    const Buffer<uint64_t> hashes(field(sampled, 4));
+
+    const size_t count = out_rows.size();
+    if (settings.size() != count || position.size() != count || ids.size() != count || logprob.size() != count) {
+        throw std::invalid_argument("rows that are sampled, their settings and their places differ in number");
+    }
+    const size_t width = count ? top_ids.size() / count : 0;
     std::fill_n(top_ids.data(), top_ids.size(), -1);
     std::fill_n(top_logprobs.data(), top_logprobs.size(), 0.0f);
-    std::vector<SampleRow> rows(sampled);
-    std::vector<SampleOut> out(sampled);
-    for (size_t i = 0; i < sampled; i++) {
+    std::vector<SampleRow> rows(count);
+    std::vector<SampleOut> out(count);
+    for (size_t i = 0; i < count; i++) {
+        const RowSettings& s = settings.data()[i];
         SampleRow& r = rows[i];
-        r.temperature = temperature.data()[i];
-        r.top_k = top_k.data()[i];
-        r.top_p = top_p.data()[i];
-        r.min_p = min_p.data()[i];
-        r.seed = seed.data()[i];
-        r.choice = (uint32_t)choice.data()[i];
+        r.temperature = s.temperature;
+        r.top_k = s.top_k;
+        r.top_p = s.top_p;
+        r.min_p = s.min_p;
+        r.seed = s.seed;
+        r.choice = (uint32_t)s.choice;
         r.position = (uint32_t)position.data()[i];
-        r.presence = presence.data()[i];
-        r.frequency = frequency.data()[i];
-        r.repetition = repetition.data()[i];
-        r.seen_ids = seen_ids.data() + seen_indptr.data()[i];
-        r.seen_counts = seen_counts.data() + seen_indptr.data()[i];
-        r.num_seen = seen_indptr.data()[i + 1] - seen_indptr.data()[i];
-        r.bias_ids = bias_ids.data() + bias_indptr.data()[i];
-        r.bias_values = bias_values.data() + bias_indptr.data()[i];
-        r.num_bias = bias_indptr.data()[i + 1] - bias_indptr.data()[i];
-        r.num_logprobs = logprobs.data()[i];
+        r.presence = s.presence;
+        r.frequency = s.frequency;
+        r.repetition = s.repetition;
+        r.num_seen = seen.of(i, r.seen_ids, r.seen_counts);
+        r.num_bias = biases.of(i, r.bias_ids, r.bias_values);
+        r.num_logprobs = s.logprobs;
         r.want_hash = want_hashes;
-        out[i].top_ids = top_ids.data() + i * top_ids.shape(1);
-        out[i].top_logprobs = top_logprobs.data() + i * top_logprobs.shape(1);
+        out[i].top_ids = top_ids.data() + i * width;
+        out[i].top_logprobs = top_logprobs.data() + i * width;
     }
-    const StepView view{(int32_t)tokens.shape(0),
-                        (int32_t)q_indptr.shape(0) - 1,
-                        (int32_t)sampled,
+    const StepView view{(int32_t)tokens.size(),
+                        (int32_t)q_indptr.size() - 1,
+                        (int32_t)count,
                         tokens.data(),
                         positions.data(),
                         q_indptr.data(),
                         kv_indptr.data(),
                         kv_blocks.data(),
                         out_rows.data(),
-                        (int32_t)copies.shape(0),
+                        (int32_t)copies.size() / 2,
                         copies.data(),
                         rows.data(),
                         out.data()};
+    const auto started = std::chrono::steady_clock::now();
     {
         nb::gil_scoped_release release;
         self.step(view);
     }
-    for (size_t i = 0; i < sampled; i++) {
+    const auto ended = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < count; i++) {
         ids.data()[i] = out[i].id;
         logprob.data()[i] = out[i].logprob;
         if (want_hashes) hashes.data()[i] = out[i].hash;
     }
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(ended - started).count();
 }
 
 nb::object unpack(const Replay& self, int weight, Matrix<float> out) {

@@ -185,7 +185,7 @@ class Step(msgspec.Struct, frozen=True, tag="step", array_like=True):
     """engine -> API: one message per step, or per heartbeat when nothing runs (chunks empty)."""
 
     chunks: list[Chunk]
-    stats: Stats
+    stats: Stats | None  # None: much like those told last
 
 
 class CachedPrefix(msgspec.Struct, frozen=True, array_like=True):

@@ -24,7 +24,8 @@ def test_arrays_say_what_the_segments_say() -> None:
             tokens = kind([rng.randrange(50000) for _ in range(n)])
             segments.append(Segment(id, start, tokens, kind(blocks), rng.random() < 0.7))
         x = pack(Batch(1, tuple(segments)), size)
-        assert all(getattr(x, name).dtype == np.int32 for name in x.__slots__)
+        fields = (x.tokens, x.positions, x.q_indptr, x.kv_indptr, x.kv_blocks, x.out_rows, x.copies)
+        assert all(field.dtype == np.int32 for field in fields)
         assert len(x.tokens) == len(x.positions) == x.q_indptr[-1] == sum(len(s.tokens) for s in segments)
         assert len(x.q_indptr) == len(x.kv_indptr) == len(segments) + 1
         for i, s in enumerate(segments):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def log_probabilities(backend: NativeBackend, ids: list[int], positions: npt.NDA
         copies=np.empty((0, 2), np.int32),
     )
     state = RowState(Sampling(logprobs=REPORTED), ids)
-    sampled = backend.step(inputs, build_rows([(state, int(p) + 1) for p in positions], want_hashes=False))
+    sampled = backend.step(inputs, build_rows([state] * num, array("i", positions + 1), want_hashes=False))
     out = np.empty(wanted.shape)
     for p in range(num):
         known = dict(zip(sampled.top_ids[p].tolist(), sampled.top_logprobs[p].tolist(), strict=True))

@@ -69,7 +69,7 @@ class Turns:
         self._turn = -1
         self._open = {m.id for batch in arrivals.values() for m in batch if isinstance(m, Submit)}
         self.answers: dict[int, Answer] = defaultdict(Answer)
-        self.stats: list[Stats] = []  # turn by turn
+        self.stats: list[Stats] = []  # turn by turn; running and waiting are those of the turn, all else as told last
 
     def receive(self, timeout: float) -> Sequence[ToEngine]:
         if not self._is_settled():
@@ -83,7 +83,7 @@ class Turns:
 
     def send(self, message: FromEngine) -> None:
         assert isinstance(message, Step)
-        self.stats.append(message.stats)
+        self.stats.append(message.stats or self.stats[-1])
         for chunk in message.chunks:
             self.answers[chunk.id].take(chunk)
             if chunk.finish is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,8 @@ class Tables:
     def step(self, segments: list[tuple[list[int], int, list[int]]]) -> list[int]:
         """Hashes of the logits after each (all tokens, how many of them are computed already, block table)."""
         batch = Batch(0, tuple(Segment(i, n, ids[n:], table, True) for i, (ids, n, table) in enumerate(segments)))
-        rows = build_rows([(RowState(GREEDY, ids), len(ids)) for ids, _, _ in segments], True)
+        states = [RowState(GREEDY, ids) for ids, _, _ in segments]
+        rows = build_rows(states, array("i", [len(ids) for ids, _, _ in segments]), True)
         hashes = self.backend.step(pack(batch, self.block_size), rows).hashes
         assert hashes is not None
         return [int(h) for h in hashes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def run(backend: Backend, vocab: int, chunks: tuple[int, ...]) -> list[object]:
         segments = [Segment(id, start, rng.integers(0, vocab, n).tolist(), tables[id], True) for id in (0, 1)]
         start += n
         sampling = Sampling(temperature=0.8, top_k=20, seed=7, logprobs=3)
-        rows = build_rows([(RowState(sampling, [0]), start)] * 2, True)
+        rows = build_rows([RowState(sampling, [0])] * 2, array("i", [start] * 2), True)
         out = backend.step(pack(Batch(1, tuple(segments)), 16), rows)
         seen.append([x.tolist() for x in (out.hashes, out.ids, out.logprob, out.top_ids, out.top_logprobs)])
     return seen

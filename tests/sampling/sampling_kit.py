@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from potok.sampling import reference
 from potok.sampling.rows import Sampled, SampleRows
 from potok.sampling.state import RowState, build_rows
 
+NO_IDS, NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
+
 Sampler = Callable[[np.ndarray, SampleRows], Sampled]
 
 
@@ -19,38 +22,36 @@ def rows_of(
     *samplings: Sampling, position: int = 0, prompt: Sequence[int] = (), output: Sequence[int] = ()
 ) -> SampleRows:
     """Rows of requests that share prompt, output and position."""
-    return build_rows(
-        [(RowState(s, prompt, output), position) for s in samplings], any(s.logit_hash for s in samplings)
-    )
+    states = [RowState(s, prompt, output) for s in samplings]
+    return build_rows(states, array("i", [position] * len(states)), any(s.logit_hash for s in samplings))
 
 
 def native(isa: str) -> Sampler:
     def sample_rows(logits: np.ndarray, rows: SampleRows) -> Sampled:
-        count, width = len(logits), max(0, int(rows.logprobs.max(initial=0)))
+        count, width = len(logits), rows.width
         top_ids = np.full((count, width), -1, np.int32)
         top_logprobs = np.zeros((count, width), np.float32)
         ids, logprob, hashes = [], [], []
         for i, x in enumerate(logits):
-            seen = slice(rows.seen_indptr[i], rows.seen_indptr[i + 1])
-            bias = slice(rows.bias_indptr[i], rows.bias_indptr[i + 1])
-            wanted = int(rows.logprobs[i])
+            settings = rows.table[i]
+            seen = (NO_IDS, NO_IDS) if rows.seen is None else rows.seen.of(i)
+            biases = (NO_IDS, NO_VALUES) if rows.biases is None else rows.biases.of(i)
+            wanted = int(settings["logprobs"])
             id, chosen, hash, best, best_logprobs = kernels.sample_row(
                 isa,
                 x,
-                float(rows.temperature[i]),
-                int(rows.top_k[i]),
-                float(rows.top_p[i]),
-                float(rows.min_p[i]),
-                int(rows.seed[i]),
-                int(rows.choice[i]),
-                int(rows.position[i]),
-                float(rows.presence[i]),
-                float(rows.frequency[i]),
-                float(rows.repetition[i]),
-                rows.seen_ids[seen],
-                rows.seen_counts[seen],
-                rows.bias_ids[bias],
-                rows.bias_values[bias],
+                float(settings["temperature"]),
+                int(settings["top_k"]),
+                float(settings["top_p"]),
+                float(settings["min_p"]),
+                int(settings["seed"]),
+                int(settings["choice"]),
+                rows.position[i],
+                float(settings["presence"]),
+                float(settings["frequency"]),
+                float(settings["repetition"]),
+                *seen,
+                *biases,
                 wanted,
                 rows.want_hashes,
             )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from sampling_kit import SAMPLERS, difference
 
 from potok._native import supported_isas
+from potok.protocol import Sampling
 from potok.sampling import reference
-from potok.sampling.rows import SampleRows
+from potok.sampling.rows import SETTINGS, Lists, SampleRows
+from potok.sampling.state import RowState, build_rows
 
 ISAS = supported_isas()
 Rng = np.random.Generator
@@ -50,25 +54,25 @@ def random_rows(rng: Rng, count: int, vocab: int) -> SampleRows:
 
     seen_indptr, seen_ids = random_csr(rng, count, vocab)
     bias_indptr, bias_ids = random_csr(rng, count, vocab)
+    bias_values = rng.choice([-np.inf, -100, 100, 1.5, -3], len(bias_ids)).astype(np.float32)
+    settings = np.zeros(count, SETTINGS)
+    settings["temperature"] = floats(0, 1e-6, 1e-5, 1e-3, 0.1, 0.7, 1, 1, 1, 2, 2, 100, 1e30)
+    settings["top_k"] = ints(0, -1, 1, 2, 40, 100, 1000, 5000, vocab, vocab + 1, 2**31 - 1)
+    settings["top_p"] = floats(1e-6, 0.1, 0.5, 0.9, 0.95, 0.999, 0.9999999, 1, 1, 1)
+    settings["min_p"] = floats(0, 0, 0, 1e-30, 1e-10, 1e-4, 0.05, 0.5, 1)
+    settings["seed"] = rng.integers(0, 2**64, count, dtype=np.uint64)
+    settings["choice"] = rng.integers(0, 128, count, dtype=np.int32)
+    settings["presence"] = floats(0, -2, 0.5, 2)
+    settings["frequency"] = floats(0, -2, 0.3, 2)
+    settings["repetition"] = floats(1, 0.01, 1.1, 5, 100)
+    settings["logprobs"] = ints(-1, 0, 1, 5, 20)
     return SampleRows(
-        temperature=floats(0, 1e-6, 1e-5, 1e-3, 0.1, 0.7, 1, 1, 1, 2, 2, 100, 1e30),
-        top_k=ints(0, -1, 1, 2, 40, 100, 1000, 5000, vocab, vocab + 1, 2**31 - 1),
-        top_p=floats(1e-6, 0.1, 0.5, 0.9, 0.95, 0.999, 0.9999999, 1, 1, 1),
-        min_p=floats(0, 0, 0, 1e-30, 1e-10, 1e-4, 0.05, 0.5, 1),
-        seed=rng.integers(0, 2**64, count, dtype=np.uint64),
-        choice=rng.integers(0, 128, count, dtype=np.int32),
-        position=rng.integers(0, 2**31 - 1, count, dtype=np.int32),
-        presence=floats(0, -2, 0.5, 2),
-        frequency=floats(0, -2, 0.3, 2),
-        repetition=floats(1, 0.01, 1.1, 5, 100),
-        seen_indptr=seen_indptr,
-        seen_ids=seen_ids,
-        seen_counts=rng.integers(0, 4, len(seen_ids), dtype=np.int32),
-        bias_indptr=bias_indptr,
-        bias_ids=bias_ids,
-        bias_values=rng.choice([-np.inf, -100, 100, 1.5, -3], len(bias_ids)).astype(np.float32),
-        logprobs=ints(-1, 0, 1, 5, 20),
+        settings=settings.tobytes(),
+        position=array("i", rng.integers(0, 2**31 - 1, count)),
+        width=max(0, settings["logprobs"].max()),
         want_hashes=bool(rng.integers(2)),
+        seen=Lists(seen_indptr, seen_ids, rng.integers(0, 4, len(seen_ids), dtype=np.int32)),
+        biases=Lists(bias_indptr, bias_ids, bias_values),
     )
 
 
@@ -109,27 +113,11 @@ def test_rows_like_those_of_a_model(temperature: float, width: float) -> None:
         row[rng.choice(vocab, 50, replace=False)] += np.linspace(12, 2, 50)
     filters = [(0, 1, 0), (0, 0.95, 0), (40, 0.9, 0), (1000, 0.999, 0), (3000, 1, 0), (0, 1, 0.01), (0, 0.9, 0.001)]
     chosen = [filters[i % len(filters)] for i in range(count)]
-    none = np.zeros(count, np.float32)
-    rows = SampleRows(
-        temperature=np.full(count, temperature, np.float32),
-        top_k=np.array([k for k, _, _ in chosen], np.int32),
-        top_p=np.array([p for _, p, _ in chosen], np.float32),
-        min_p=np.array([p for _, _, p in chosen], np.float32),
-        seed=np.arange(count, dtype=np.uint64),
-        choice=np.zeros(count, np.int32),
-        position=np.arange(count, dtype=np.int32),
-        presence=none,
-        frequency=none,
-        repetition=none + 1,
-        seen_indptr=np.zeros(count + 1, np.int32),
-        seen_ids=np.zeros(0, np.int32),
-        seen_counts=np.zeros(0, np.int32),
-        bias_indptr=np.zeros(count + 1, np.int32),
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        logprobs=np.arange(count, dtype=np.int32) % 7 - 1,
-        want_hashes=True,
-    )
+    samplings = [
+        Sampling(temperature=temperature, top_k=k, top_p=p, min_p=min_p, seed=i, logprobs=i % 7 - 1)
+        for i, (k, p, min_p) in enumerate(chosen)
+    ]
+    rows = build_rows([RowState(s, ()) for s in samplings], array("i", range(count)), want_hashes=True)
     expected = reference.sample_rows(logits, rows)
     assert len(set(expected.ids.tolist())) > 5
     for isa in ISAS:

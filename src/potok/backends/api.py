@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,14 @@ from potok.sampling.rows import Sampled, SampleRows
 __all__ = ["Backend", "BackendInfo", "SampleRows", "Sampled", "StepInputs"]
 
 I32 = npt.NDArray[np.int32]
+Ints: TypeAlias = "array[int] | I32"
 
 
-class StepInputs(NamedTuple):
+class StepInputs:
     """One step in CSR form. T tokens, B segments, S sampled rows.
+
+    Each field is given as anything that holds int32 in a row: `buffers`, in the order below. A backend that computes
+    reads them as they are; numpy arrays are made only for whoever asks for one.
 
     tokens, positions: [T], segment after segment. q_indptr: [B+1] into tokens.
     kv_blocks: block tables, segment after segment; kv_indptr: [B+1] into kv_blocks.
@@ -25,13 +30,57 @@ class StepInputs(NamedTuple):
     copies: [C, 2] source and target of whole blocks, copied in this order before anything else.
     """
 
-    tokens: I32
-    positions: I32
-    q_indptr: I32
-    kv_indptr: I32
-    kv_blocks: I32
-    out_rows: I32
-    copies: I32
+    __slots__ = ("buffers",)
+
+    def __init__(
+        self,
+        tokens: Ints,
+        positions: Ints,
+        q_indptr: Ints,
+        kv_indptr: Ints,
+        kv_blocks: Ints,
+        out_rows: Ints,
+        copies: Ints,
+    ) -> None:
+        self.buffers = (tokens, positions, q_indptr, kv_indptr, kv_blocks, out_rows, copies)
+
+    def with_out_rows(self, out_rows: Ints) -> StepInputs:
+        """The same step, with other rows sampled."""
+        tokens, positions, q_indptr, kv_indptr, kv_blocks, _, copies = self.buffers
+        return StepInputs(tokens, positions, q_indptr, kv_indptr, kv_blocks, out_rows, copies)
+
+    def without_tables(self) -> StepInputs:
+        """What the step computes, for whoever keeps it: block tables are the most of it by far."""
+        tokens, positions, q_indptr, _, _, out_rows, copies = self.buffers
+        return StepInputs(tokens, positions, q_indptr, array("i"), array("i"), out_rows, copies)
+
+    @property
+    def tokens(self) -> I32:
+        return np.asarray(self.buffers[0])
+
+    @property
+    def positions(self) -> I32:
+        return np.asarray(self.buffers[1])
+
+    @property
+    def q_indptr(self) -> I32:
+        return np.asarray(self.buffers[2])
+
+    @property
+    def kv_indptr(self) -> I32:
+        return np.asarray(self.buffers[3])
+
+    @property
+    def kv_blocks(self) -> I32:
+        return np.asarray(self.buffers[4])
+
+    @property
+    def out_rows(self) -> I32:
+        return np.asarray(self.buffers[5])
+
+    @property
+    def copies(self) -> I32:
+        return np.asarray(self.buffers[6]).reshape(-1, 2)
 
 
 @dataclass(frozen=True, slots=True)

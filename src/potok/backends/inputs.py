@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from array import array
 
-import numpy as np
-
 from potok.backends.api import StepInputs
 from potok.core.batch import Batch
 
-NO_COPIES = np.empty((0, 2), np.int32)
-NO_COPIES.flags.writeable = False
+NO_COPIES = array("i")
 
 
 def pack(batch: Batch, block_size: int) -> StepInputs:
     """The step's arrays, segments in the batch's order. block_size: tokens; tables are cut to what a segment covers.
 
-    Built in array.array, which appends a request's tokens and blocks as one copy of memory each; numpy then looks at
-    the same memory.
+    Built in array.array, which appends a request's tokens and blocks as one copy of memory each.
     """
     tokens, positions, kv_blocks = array("i"), array("i"), array("i")
     q_indptr, kv_indptr, out_rows = array("i", (0,)), array("i", (0,)), array("i")
@@ -37,12 +33,5 @@ def pack(batch: Batch, block_size: int) -> StepInputs:
         kv_indptr.append(len(kv_blocks))
         if sample:
             out_rows.append(len(tokens) - 1)
-    return StepInputs(
-        tokens=np.asarray(tokens),
-        positions=np.asarray(positions),
-        q_indptr=np.asarray(q_indptr),
-        kv_indptr=np.asarray(kv_indptr),
-        kv_blocks=np.asarray(kv_blocks),
-        out_rows=np.asarray(out_rows),
-        copies=np.array(batch.copies, np.int32).reshape(-1, 2) if batch.copies else NO_COPIES,
-    )
+    copies = array("i", [block for copy in batch.copies for block in copy]) if batch.copies else NO_COPIES
+    return StepInputs(tokens, positions, q_indptr, kv_indptr, kv_blocks, out_rows, copies)

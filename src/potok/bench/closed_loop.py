@@ -93,7 +93,7 @@ class ClosedLoop:
         if not isinstance(message, Step):
             return
         now = time.perf_counter()
-        self.stats = message.stats
+        self.stats = message.stats or self.stats
         for chunk in message.chunks:
             asked, answer = self.asked[chunk.id], self._open[chunk.id]
             if chunk.tokens and not answer:

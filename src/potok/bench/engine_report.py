@@ -29,7 +29,7 @@ def table(result: EngineBenchResult) -> Table:
 def footer(result: EngineBenchResult) -> list[str]:
     """What the figures mean and what they were measured with."""
     return [
-        "decode: while nothing but decoding happens; overall: prompts included. Python: time outside the backend.",
+        "decode: while nothing but decoding happens; overall: prompts included. Python: time outside native code.",
         *bound_lines(result.ceilings, result.factors, result.work, result.isa),
         f"{result.date}  {result.machine.line()}; {result.isa}, at most {result.max_num_batched_tokens} tokens a step",
         result.command,

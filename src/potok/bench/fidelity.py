@@ -171,12 +171,13 @@ def log_probabilities(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterato
     while (batch := scheduler.schedule(0)) is not None:
         inputs = pack(batch, scheduler.limits.block_size)
         wanted = inputs.out_rows
-        every = inputs._replace(out_rows=np.arange(batch.num_tokens, dtype=np.int32))
-        sampled = backend.step(every, build_rows([(greedy, int(p) + 1) for p in inputs.positions], want_hashes=False))
+        every = inputs.with_out_rows(np.arange(batch.num_tokens, dtype=np.int32))
+        positions = array("i", inputs.positions + 1)
+        sampled = backend.step(every, build_rows([greedy] * len(positions), positions, want_hashes=False))
         rows = _log_softmax(backend.logits(batch.num_tokens))
         for segment, begin, end in zip(batch.segments, inputs.q_indptr, inputs.q_indptr[1:], strict=False):
             yield segment.id, segment.start, rows[begin:end]
-        scheduler.commit(batch, sampled.ids[wanted].tolist(), 0)
+        scheduler.commit(batch, np.asarray(sampled.ids)[wanted].tolist(), 0)
 
 
 def _log_softmax(logits: F32) -> F32:

@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
+from potok.backends.native.backend import NativeBackend
 from potok.bench.bound import Ceilings, Factors, ModelWork, StepWork, factors_of, step_seconds
 from potok.bench.work import best, measure_ceilings, model_work, step_work
 from potok.engine.serve import Engine
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
 
-NO_TABLES = np.empty(0, np.int32)
-
 
 class TimedStep(NamedTuple):
-    """Times in seconds of one clock. inputs: without block tables, which are the most of them by far."""
+    """Times in seconds of one clock. inputs: without block tables, which are the most of them by far.
+
+    native: of the time between start and end, what was spent in native code; all of it where a backend has no other.
+    """
 
     started: float
     ended: float
+    native: float
     inputs: StepInputs
 
 
@@ -36,15 +37,19 @@ class TimedBackend:
         self._backend = backend
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
+        backend, native = self._backend, 0
+        if isinstance(backend, NativeBackend):
+            native = backend.computing_ns
         started = time.perf_counter()
-        sampled = self._backend.step(inputs, rows)
+        sampled = backend.step(inputs, rows)
         ended = time.perf_counter()
-        self.steps.append(TimedStep(started, ended, inputs._replace(kv_blocks=NO_TABLES, kv_indptr=NO_TABLES)))
+        spent = (backend.computing_ns - native) / 1e9 if isinstance(backend, NativeBackend) else ended - started
+        self.steps.append(TimedStep(started, ended, spent, inputs.without_tables()))
         return sampled
 
 
 class StepFigures(NamedTuple):
-    """seconds: from the end of the step before to its own. native: inside the backend. bound: see potok.bench.bound."""
+    """seconds: from the end of the step before to its own. native: inside native code. bound: see potok.bench.bound."""
 
     rows: int
     sampled: int
@@ -58,7 +63,7 @@ class StepFigures(NamedTuple):
 class Rate:
     """Tokens a second over some steps. bound: tokens a second that the machine would allow in them.
 
-    python: part of the time that was spent outside the backend.
+    python: part of the time that was spent outside native code.
     """
 
     tokens_per_s: float
@@ -105,12 +110,10 @@ class Bound:
     def figures(self, steps: Sequence[TimedStep]) -> list[StepFigures]:
         figures = []
         before = steps[0].started
-        for started, ended, inputs in steps:
+        for _, ended, native, inputs in steps:
             step = step_work(inputs)
             prompt = step.prompt_context > 0
-            figures.append(
-                StepFigures(step.rows, step.sampled, prompt, ended - before, ended - started, self.seconds(step))
-            )
+            figures.append(StepFigures(step.rows, step.sampled, prompt, ended - before, native, self.seconds(step)))
             before = ended
         return figures
 

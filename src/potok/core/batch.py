@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from potok.finish import Finish
@@ -11,7 +10,7 @@ from potok.finish import Finish
 NO_POSITIONS = range(0)
 
 
-class Segment(NamedTuple):  # a tuple: a frozen dataclass takes three times as long to make, a hundred times a step
+class Segment(NamedTuple):  # a tuple, as all here: a frozen dataclass takes three times as long to make
     """Consecutive tokens of one request.
 
     start: absolute position of tokens[0]; the KV of [0, start) is already written.
@@ -40,8 +39,7 @@ class Copy(NamedTuple):
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """copies: done before anything else of the step, in this order."""
 
     step: int

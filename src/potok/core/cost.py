@@ -7,9 +7,10 @@ reading one token's K and V for a row alone in its segment, c4 one row of a prom
 least squares of relative errors over some hundred steps, older ones counting less and less; k follows at once when the
 machine gets faster or slower as a whole, because its neighbours come and go.
 
-Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then. What it
-expects decides batches, so it must come out the same wherever a journal is replayed: hence fsum, while sum of floats
-has another rounding since Python 3.12.
+Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then; steps are
+added to them only then, all at once, as a step finds nothing of this in the processor's caches. What it expects decides
+batches, so it must come out the same wherever a journal is replayed: hence fsum, while sum of floats has another
+rounding since Python 3.12.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import fsum, sqrt
+from operator import mul
 from typing import NamedTuple
 
 
@@ -45,8 +47,10 @@ def prompt_context(start: int, n: int) -> int:
 #: A step from n steps ago counts MEMORY**n as much as the last one.
 MEMORY = 0.995
 #: The equations are solved after so many steps, or sooner when a step took so much more or less than was expected.
-SOLVE_EVERY = 16
-SOLVE_SOONER = 4
+#: A step that computes prompts counts as several: the others are all much alike.
+SOLVE_EVERY = 64
+SOLVE_SOONER = 16
+PROMPTS_COUNT = 4
 SURPRISE = 0.2
 #: How fast k follows, per step; after solving it is what it would be had the new c been there for RECENT steps.
 FOLLOW = 0.3
@@ -74,12 +78,12 @@ class CostModel:
         # Lower triangle of the sum of x x^T, and the sum of x, for x = features / measured time: the fit wants c x = 1.
         self._a = [[0.0] * 5 for _ in range(5)]
         self._b = [0.0] * 5
-        self._unsolved = 0
+        self._unsolved: list[tuple[Work, int]] = []  # the newest steps, not in the sums yet
+        self._news = 0  # what these count
         self._recent: deque[tuple[Work, int]] = deque(maxlen=RECENT)
         self.spread = 1.05
         if token_us:
-            for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0)):
-                self._add(work, self._fixed(work), FIRST_GUESS)
+            self._add([(work, self._fixed(work)) for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0))], FIRST_GUESS)
 
     @property
     def known(self) -> bool:
@@ -110,8 +114,7 @@ class CostModel:
 
     def observe(self, work: Work, step_us: int) -> None:
         """A step has taken `step_us`."""
-        fixed = self._fixed(work)
-        expected = self._k * fixed
+        expected = self.step_us(work)
         surprise = abs(step_us - expected) > SURPRISE * expected
         if expected > 0:
             ratio = step_us / expected
@@ -120,17 +123,15 @@ class CostModel:
             self.spread = min(max(self.spread, SPREADS[0]), SPREADS[1])
             if ratio > MOST:
                 step_us = int(MOST * expected)
-            self._follow(work, step_us)
+            self._follow(expected, step_us)
         if step_us <= 0:
             return
-        self._add(work, step_us, 1.0)
-        self._recent.append((work, step_us))
-        self._unsolved += 1
-        if self._unsolved >= (SOLVE_SOONER if surprise else SOLVE_EVERY) or not self.known:
+        self._unsolved.append((work, step_us))
+        self._news += PROMPTS_COUNT if work.prompt_context else 1
+        if self._news >= (SOLVE_SOONER if surprise else SOLVE_EVERY) or not self.known:
             self._solve()
 
-    def _follow(self, work: Work, us: int) -> None:
-        expected = self.step_us(work)
+    def _follow(self, expected: float, us: int) -> None:
         if expected > 0:  # a fit may find that all the cost is in what this step did not do
             self._k += FOLLOW * self._k * (min(us / expected, MOST_FOLLOWED) - 1)
 
@@ -138,25 +139,38 @@ class CostModel:
         c = self._c
         return c[0] + c[1] * work[0] + c[2] * work[1] + c[3] * work[2] + c[4] * work[3]
 
-    def _add(self, work: Work, us: float, weight: float) -> None:
-        inverse = 1.0 / us
-        x = (inverse, work[0] * inverse, work[1] * inverse, work[2] * inverse, work[3] * inverse)
-        b = self._b
+    def _add(self, steps: Sequence[tuple[Work, float]], weight: float) -> None:
+        """Steps in the order in which they ran, each with its time. weight: what the last of them counts."""
+        weights, decay = [], 1.0
+        for _ in steps:
+            weights.append(weight * decay)
+            decay *= MEMORY
+        weights.reverse()
+        columns = list(zip(*[features(work, us) for work, us in steps], strict=True))
         for i, row in enumerate(self._a):
-            xi = weight * x[i]
-            b[i] = MEMORY * b[i] + xi
+            weighted = list(map(mul, weights, columns[i]))
+            self._b[i] = decay * self._b[i] + fsum(weighted)
             for j in range(i + 1):
-                row[j] = MEMORY * row[j] + xi * x[j]
+                row[j] = decay * row[j] + fsum(map(mul, weighted, columns[j]))
 
     def _solve(self) -> None:
-        self._unsolved = 0
+        self._add(self._unsolved, 1.0)
+        self._recent += self._unsolved
+        self._unsolved.clear()
+        self._news = 0
         c = non_negative(self._a, self._b)
         if c is None:
             return
         self._c = c
         self._k = 1.0
         for work, us in self._recent:
-            self._follow(work, us)
+            self._follow(self.step_us(work), us)
+
+
+def features(work: Work, us: float) -> tuple[float, float, float, float, float]:
+    """Of a step: what the fit wants is that c times this is 1."""
+    inverse = 1.0 / us
+    return inverse, work[0] * inverse, work[1] * inverse, work[2] * inverse, work[3] * inverse
 
 
 def non_negative(lower: Sequence[Sequence[float]], b: Sequence[float]) -> list[float] | None:

@@ -42,6 +42,8 @@ class Deadlines:
 
     def missed(self, now_us: int) -> list[Request]:
         """Those that miss a deadline, or are bound to. Each is told once."""
+        if not self._heap or self._heap[0].at > now_us:
+            return []
         missed: dict[int, Request] = {}
         while self._heap and self._heap[0].at <= now_us:
             due = heapq.heappop(self._heap)

@@ -195,10 +195,13 @@ class Scheduler:
             self.running.remove(request)
             self.cache.give_up(request)
             self._requeue(request)
-        self._ended += self._end_batch()
-        if not self.running:  # who is left of the batch may need the ghosts' blocks to join
-            self._drop_ghosts()
-        preempted = self._make_room()
+        if self._held or self.ghosts:
+            self._ended += self._end_batch()
+            if not self.running:  # who is left of the batch may need the ghosts' blocks to join
+                self._drop_ghosts()
+        size = self.limits.block_size
+        short = [r for r in self.running if len(r.tokens) > len(r.blocks) * size]
+        preempted = self._make_room(short) if short else False
         decoding: list[Request] = []
         prompts: list[Request] = []
         for request in self.running:
@@ -207,7 +210,7 @@ class Scheduler:
         if not preempted and self.waiting:
             self._join(now_us, decoding, prompts)
 
-        pending = sum([r.pending for r in prompts])
+        pending = sum([r.pending for r in prompts]) if prompts else 0
         share = self.limits.max_num_batched_tokens - min(self._budget.prompt_share, pending)
         decoding += self.ghosts
         if len(decoding) > share:
@@ -220,17 +223,17 @@ class Scheduler:
         self._flying = decoding
         work = alone = of_rows(decoding)
         self.counters.slow_steps += self._budget.is_slow(alone)
-        for request, n in self._budget.portions(prompts, pending, alone):
+        for request, n in self._budget.portions(prompts, pending, alone) if prompts else ():
             segment = self._segment(request, n)
             segments.append(segment)
             self._flying.append(request)
             work = work.plus(n, segment.num_rows, prompt_context(request.computed, n))
         if not segments:
             return None
-        self._step += 1
+        self._step = step = self._step + 1
         for request in self._flying:
-            request.served = self._step
-        self._flight = batch = Batch(self._step, tuple(segments), tuple(self._copies))
+            request.served = step
+        self._flight = batch = Batch(step, tuple(segments), tuple(self._copies))
         self._work = work
         self._num_padding = sum([r.phase is Phase.GHOST for r in decoding]) if self.ghosts else 0
         self._copies.clear()
@@ -244,11 +247,11 @@ class Scheduler:
         assert batch is self._flight, "only the step in flight can be committed"
         rows = self._work.sampled
         assert len(sampled_ids) == rows, f"{len(sampled_ids)} ids for {rows} sampled rows"
-        deltas, row, ended, prompts = [], -1, False, 0
+        deltas, row, ended, prompts, failed = [], -1, False, 0, 0
         block_size = self.limits.block_size
         for segment, request in zip(batch.segments, self._flying, strict=True):
             _, start, tokens, _, sample, rate = segment
-            row += sample + len(rate)
+            first, row = row + 1, row + sample + len(rate)
             end = start + len(tokens)
             if start < request.prompt_len and request.phase is not Phase.GHOST:
                 prompts += min(end, request.prompt_len) - start
@@ -258,22 +261,26 @@ class Scheduler:
             if end // block_size > start // block_size:
                 self.cache.publish(request)
             request.rated += len(rate)
-            if (sample or rate) and min(sampled_ids[row + 1 - sample - len(rate) : row + 1]) < 0:
+            if min(sampled_ids[first : row + 1]) < 0 if rate else sample and sampled_ids[row] < 0:
                 deltas.append(self._fail(request, row))
+                failed += 1
             elif sample:
                 deltas.append(self._take(request, sampled_ids[row], row))
             ended |= request.finish is not None
-        self._count(batch, deltas, prompts, step_us)
+        self._count(batch, len(deltas) - failed, prompts, step_us)
 
         self._flight, self._flying = None, []
-        self.cache.end_copies()
+        if batch.copies:
+            self.cache.end_copies()
         if ended:
             self.running = [r for r in self.running if r.phase is Phase.RUNNING]
             self._deadlines.forget_ended()
-        for request in self.leaving:
-            self.cache.release(request)
-        self.leaving = []
-        deltas += self._end_batch()
+        if self.leaving:
+            for request in self.leaving:
+                self.cache.release(request)
+            self.leaving = []
+        if self._held or self.ghosts:
+            deltas += self._end_batch()
         if self._checked:
             check(self)
         return deltas
@@ -303,10 +310,8 @@ class Scheduler:
             done = len(request.tokens)
         return self.cost.prompt_us(done, max(0, len(request.tokens) - done))
 
-    def _make_room(self) -> bool:
-        """Gives each running request the block that its newest token needs; whether somebody was preempted for it."""
-        size = self.limits.block_size
-        short = [r for r in self.running if len(r.tokens) > len(r.blocks) * size]
+    def _make_room(self, short: list[Request]) -> bool:
+        """Gives each of these the block that its newest token needs; whether somebody was preempted for it."""
         preempted = False
         while len(short) > self.pool.available:
             if self.ghosts:  # nobody needs what they compute
@@ -458,19 +463,19 @@ class Scheduler:
         self._let_go(request)
         return Delta(request.id, None, Finish.ERROR, row)
 
-    def _count(self, batch: Batch, deltas: Sequence[Delta], prompt_tokens: int, step_us: int) -> None:
-        """The accounts of a step that is over."""
+    def _count(self, batch: Batch, tokens: int, prompt_tokens: int, step_us: int) -> None:
+        """The accounts of a step that is over. tokens: that it sampled."""
         counters = self.counters
         counters.steps += 1
         counters.busy_us += step_us
         counters.mean_step_us = follow(counters.mean_step_us, step_us)
         counters.prompt_tokens += prompt_tokens
-        counters.generation_tokens += sum([d.token is not None for d in deltas])
+        counters.generation_tokens += tokens
         counters.padding_rows += self._num_padding
         self.policy.account(batch.segments, self._flying)
         self.gate.note_step(prompt_tokens > 0, step_us)
         self.cost.observe(self._work, step_us)
-        self.cache.transfers.tier.note_step(step_us, batch.num_tokens)
+        self.cache.transfers.tier.note_step(step_us, self._work.rows)
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
@@ -499,7 +504,7 @@ class Scheduler:
 
     def _end_batch(self) -> list[Delta]:
         """When the last member has ended, the others' ends are told, and their rows are no longer computed."""
-        if not (self.ghosts or self._held) or self.running or self.gate.is_open(self.waiting):
+        if self.running or self.gate.is_open(self.waiting):
             return []
         self._drop_ghosts()
         held, self._held = self._held, []

@@ -133,6 +133,8 @@ class Transfers:
     def late(self, now_us: int) -> list[Request]:
         """Those whose reads have taken too long. now_us: the time from here on."""
         self._now_us = now_us
+        if not self._loads:
+            return []
         return [load.request for load in self._loads.values() if now_us >= load.deadline_us]
 
     def leave(self, request: Request) -> Load | None:

@@ -234,7 +234,7 @@ class EngineClient:
         for message in messages:
             self._heard = time.monotonic()
             if type(message) is Step:
-                self._stats = message.stats
+                self._stats = message.stats or self._stats
                 self._dispatch(message.chunks)
             elif type(message) is Loaded:
                 self._send(Measure())

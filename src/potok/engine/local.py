@@ -106,7 +106,7 @@ class _Mailbox:
 
     def send(self, message: FromEngine) -> None:
         if isinstance(message, Step):
-            self.stats = message.stats
+            self.stats = message.stats or self.stats
             for chunk in message.chunks:
                 self._deliver(chunk)
         elif isinstance(message, Failed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -40,6 +40,9 @@ LARGEST = (2 - 2**-23) * 2.0**127
 
 #: So many steps whose decoding was expected to take longer than the target are no accident.
 SLOW_STEPS = 20
+
+#: While nobody comes and nobody goes, the engine tells its numbers this often, and not with each step.
+STATS_EVERY_US = 100_000
 
 #: An idle engine says that it lives this often, in seconds.
 HEARTBEAT_SECONDS = 0.5
@@ -87,6 +90,8 @@ class EngineLoop:
         self._refused: list[Chunk] = []
         self._rows = RowBuilder()
         self._said_slow = False
+        self._told = (-1, -1, -1)  # of the numbers, those that are told at once when they change
+        self._tell_at_us = 0
 
     def run(self) -> None:
         """Serves until a Shutdown arrives. Sends one Step a turn; a turn without work is a heartbeat."""
@@ -104,15 +109,22 @@ class EngineLoop:
                         self._connection.send(CacheContents(message.id, self._describe(message)))
                     case Shutdown():
                         return
-            self._scheduler.transferred(self._store.end())
-            batch = self._scheduler.schedule(_now_us())
-            self._store.begin(self._scheduler.take_transfers())
+            done = self._store.end()
+            if done:
+                self._scheduler.transferred(done)
+            now_us = _now_us()
+            batch = self._scheduler.schedule(now_us)
+            transfers = self._scheduler.take_transfers()
+            if transfers:
+                self._store.begin(transfers)
             chunks, self._refused = self._refused, []
-            chunks += [self._end(delta) for delta in self._scheduler.take_ended()]
+            ended = self._scheduler.take_ended()
+            if ended:
+                chunks += [self._end(delta) for delta in ended]
             if batch is not None:
                 chunks += self._step(batch)
-            self._connection.send(Step(chunks, self._stats()))
-            self._say_once_that_it_is_slow()
+            stats = self._stats() if batch is None else self._stats_to_tell(now_us)
+            self._connection.send(Step(chunks, stats))
             patience = self._patience(batch)
 
     def _accept(self, message: Submit) -> None:
@@ -145,24 +157,27 @@ class EngineLoop:
 
     def _step(self, batch: Batch) -> list[Chunk]:
         states: list[RowState] = []
-        positions: list[int] = []
-        want_hashes = False
-        for segment in batch.segments:
-            if segment.num_rows:
-                sampling, row, _, prompt = self._live.get(segment.id, NOBODY)
+        positions = array("i")
+        want_hashes = rated = False
+        for id, start, tokens, _, sample, rate in batch.segments:
+            if sample or rate:
+                sampling, row, _, prompt = self._live.get(id, NOBODY)
                 want_hashes |= sampling.logit_hash
-                for position in segment.rate:
+                for position in rate:
+                    rated = True
                     states.append(rating(prompt[position + 1], sampling.prompt_logprobs))
                     positions.append(position + 1)
-                if segment.sample:
+                if sample:
                     states.append(row)
-                    positions.append(segment.start + len(segment.tokens))
+                    positions.append(start + len(tokens))
         rows = self._rows.build(states, positions, want_hashes)
         inputs = pack(batch, self._scheduler.limits.block_size)
         started = _now_us()
         sampled = self._backend.step(inputs, rows)
         deltas = self._scheduler.commit(batch, sampled.ids.tolist(), _now_us() - started)
-        return [*self._ratings(batch, sampled), *self._chunks(deltas, sampled)]
+        chunks = self._ratings(batch, sampled) if rated else []
+        chunks += [chunk for delta in deltas if (chunk := self._chunk(delta, sampled)) is not None]
+        return chunks
 
     def _ratings(self, batch: Batch, sampled: Sampled) -> list[Chunk]:
         """Log-probabilities of prompts' tokens, ahead of whatever else the step gave those requests."""
@@ -176,24 +191,21 @@ class EngineLoop:
             first += segment.num_rows
         return chunks
 
-    def _chunks(self, deltas: Sequence[Delta], sampled: Sampled) -> Iterator[Chunk]:
-        """sampled: of the step that gave the deltas."""
-        for delta in deltas:
-            if delta.token is None:
-                yield self._end(delta)
-                continue
-            chunk = self._chunk(delta, delta.token, sampled)
-            if delta.finish is None and self._live[delta.id].request.finish is not None:
-                self._held[delta.id] = chunk  # its last token: the reader has to know that, to spell it
-            else:
-                yield chunk
-
-    def _chunk(self, delta: Delta, token: int, sampled: Sampled) -> Chunk:
-        sampling, row, request, _ = self._live[delta.id] if delta.finish is None else self._live.pop(delta.id)
-        row.push(token)
-        logprobs = [token_logprobs(sampled, delta.row, sampling.logprobs)] if sampling.logprobs >= 0 else None
-        hashes = [int(sampled.hashes[delta.row])] if sampling.logit_hash else None
-        return Chunk(delta.id, [token], delta.finish, logprobs, logit_hashes=hashes, cached_tokens=request.cached)
+    def _chunk(self, delta: Delta, sampled: Sampled) -> Chunk | None:
+        """sampled: of the step that gave the delta. None: it is told later."""
+        id, token, finish, at = delta
+        if token is None:
+            return self._end(delta)
+        sampling, row, request, _ = self._live[id] if finish is None else self._live.pop(id)
+        if not row.settled:
+            row.push(token)
+        logprobs = [token_logprobs(sampled, at, sampling.logprobs)] if sampling.logprobs >= 0 else None
+        hashes = [int(sampled.hashes[at])] if sampling.logit_hash else None
+        chunk = Chunk(id, [token], finish, logprobs, None, None, hashes, None, request.cached)
+        if finish is None and request.finish is not None:
+            self._held[id] = chunk  # its last token: the reader has to know that, to spell it
+            return None
+        return chunk
 
     def _end(self, delta: Delta) -> Chunk:
         """An end that brings no token, unless one was held back for it."""
@@ -212,6 +224,16 @@ class EngineLoop:
             CachedPrefix([] if domain.salt else head, num_tokens, num_blocks, hits, domain.namespace, bool(domain.salt))
             for domain, head, num_tokens, num_blocks, hits in found
         ]
+
+    def _stats_to_tell(self, now_us: int) -> Stats | None:
+        """None while nothing has happened that cannot wait. To make them takes longer than all else of such a step."""
+        told = len(self._scheduler.running), len(self._scheduler.waiting), self._submits
+        if told == self._told and now_us < self._tell_at_us:
+            return None
+        self._told = told
+        self._tell_at_us = now_us + STATS_EVERY_US
+        self._say_once_that_it_is_slow()
+        return self._stats()
 
     def _stats(self) -> Stats:
         scheduler, counters = self._scheduler, self._scheduler.counters
@@ -311,11 +333,9 @@ def rating(token: int, count: int) -> RowState:
 
 
 def token_logprobs(sampled: Sampled, row: int, count: int) -> TokenLogprobs:
-    return TokenLogprobs(
-        float(sampled.logprob[row]),
-        sampled.top_ids[row, :count].tolist(),
-        sampled.top_logprobs[row, :count].tolist(),
-    )
+    best = slice(row, row + 1), slice(count)
+    top_ids, top = sampled.top_ids[best].ravel(), sampled.top_logprobs[best].ravel()
+    return TokenLogprobs(float(sampled.logprob[row]), top_ids.tolist(), top.tolist())
 
 
 def _now_us() -> int:

@@ -80,8 +80,9 @@ def _prompt(backend: AllocatingBackend, num_tokens: int) -> Segment:
 def _time(backend: AllocatingBackend, segments: Sequence[Segment]) -> float:
     """Seconds of one step."""
     inputs = pack(Batch(0, tuple(segments)), backend.info.block_size)
-    states = [(RowState(Sampling(), segment.tokens), len(segment.tokens)) for segment in segments]
-    rows = build_rows(states, want_hashes=False)
+    states = [RowState(Sampling(), segment.tokens) for segment in segments]
+    positions = array("i", [len(segment.tokens) for segment in segments])
+    rows = build_rows(states, positions, want_hashes=False)
     started = time.perf_counter()
     backend.step(inputs, rows)
     return time.perf_counter() - started

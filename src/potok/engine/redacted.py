@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from random import SystemRandom
 
@@ -92,7 +91,7 @@ class RedactedScheduler(RecordedScheduler):
             end = at + len(tokens)
             segments.append(Segment(id, start, flat[at:end], blocks, sample, rate))
             at = end
-        return replace(batch, segments=tuple(segments))
+        return batch._replace(segments=tuple(segments))
 
     def commit(self, batch: Batch, sampled_ids: Sequence[int], step_us: int) -> list[Delta]:
         """batch: as schedule() has given it; what is in flight is the same with hidden ids."""

@@ -16,12 +16,11 @@ LARGEST = np.finfo(np.float32).max
 def sample_rows(logits: F32, rows: SampleRows) -> Sampled:
     """One token for each row of logits [S, V], which stay as they are. V <= 2^19."""
     count = len(logits)
-    width = max(0, int(rows.logprobs.max(initial=0)))
     out = Sampled(
         ids=np.full(count, -1, np.int32),
         logprob=np.zeros(count, np.float32),
-        top_ids=np.full((count, width), -1, np.int32),
-        top_logprobs=np.zeros((count, width), np.float32),
+        top_ids=np.full((count, rows.width), -1, np.int32),
+        top_logprobs=np.zeros((count, rows.width), np.float32),
         hashes=np.array([hash_row(x) for x in logits] if rows.want_hashes else [], np.uint64),
     )
     for i, raw in enumerate(logits):
@@ -40,18 +39,17 @@ def hash_row(x: F32) -> int:
 
 def edit(raw: F32, rows: SampleRows, i: int) -> F32:
     """Steps 2 and 3: row i of `rows` applied to its raw logits [V]."""
-    x = raw.copy()
+    x, settings = raw.copy(), rows.table[i]
     with np.errstate(over="ignore"):
-        seen = slice(rows.seen_indptr[i], rows.seen_indptr[i + 1])
-        ids, times = rows.seen_ids[seen], rows.seen_counts[seen]
-        v = x[ids]
-        v = np.where(v > 0, v / rows.repetition[i], v * rows.repetition[i])
-        fewer = (v - rows.frequency[i] * times.astype(np.float32)) - rows.presence[i]
-        x[ids] = np.minimum(np.where(times > 0, fewer, v), LARGEST)
-
-        bias = slice(rows.bias_indptr[i], rows.bias_indptr[i + 1])
-        ids = rows.bias_ids[bias]
-        x[ids] = np.minimum(x[ids] + rows.bias_values[bias], LARGEST)
+        if rows.seen is not None:
+            ids, times = rows.seen.of(i)
+            v = x[ids]
+            v = np.where(v > 0, v / settings["repetition"], v * settings["repetition"])
+            fewer = (v - settings["frequency"] * times.astype(np.float32)) - settings["presence"]
+            x[ids] = np.minimum(np.where(times > 0, fewer, v), LARGEST)
+        if rows.biases is not None:
+            ids, values = rows.biases.of(i)
+            x[ids] = np.minimum(x[ids] + values, LARGEST)
     return x
 
 
@@ -85,21 +83,21 @@ def choose(x: F32, u: float, *, temperature: np.float32, top_k: int, top_p: floa
 
 
 def _sample_row(raw: F32, rows: SampleRows, i: int, out: Sampled) -> None:
-    x = edit(raw, rows, i)
+    x, settings = edit(raw, rows, i), rows.table[i]
     if x.max() == -np.inf:
-        out.ids[i] = np.argmax(raw)
+        out.ids[i] = int(np.argmax(raw))
     else:
-        u = uniform(int(rows.seed[i]), int(rows.choice[i]), int(rows.position[i]))
+        u = uniform(int(settings["seed"]), int(settings["choice"]), int(rows.position[i]))
         out.ids[i] = choose(
             x,
             u,
-            temperature=rows.temperature[i],
-            top_k=int(rows.top_k[i]),
-            top_p=float(rows.top_p[i]),
-            min_p=rows.min_p[i],
+            temperature=settings["temperature"],
+            top_k=int(settings["top_k"]),
+            top_p=float(settings["top_p"]),
+            min_p=settings["min_p"],
         )
 
-    wanted = int(rows.logprobs[i])
+    wanted = int(settings["logprobs"])
     if wanted >= 0:  # step 1
         mass = weights(raw, np.float32(1)).sum()
         logprobs = (raw - raw.max()) - log_f32(np.array([mass], np.float32))

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from potok.protocol import Sampling
-from potok.sampling.rows import F32, I32, SampleRows
-
-#: The fields of a row that stay the same for the life of a request.
-FIXED = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("seed", np.uint64),
-        ("choice", np.int32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("repetition", np.float32),
-        ("logprobs", np.int32),
-    ]
-)
+from potok.sampling.rows import F32, I32, SETTINGS, Lists, SampleRows
 
 NO_IDS: I32 = np.empty(0, np.int32)
-NO_VALUES: F32 = np.empty(0, np.float32)
 NO_IDS.flags.writeable = False
-NO_VALUES.flags.writeable = False
 
 
 class Seen:
@@ -64,6 +48,9 @@ class Seen:
         return self._counts[: self._size]
 
 
+NOTHING_SEEN = Seen(NO_IDS)
+
+
 class RowState:
     """One request's part of SampleRows: fixed settings, penalties, biases. `push` each of its output tokens, in order.
 
@@ -71,10 +58,13 @@ class RowState:
     so far. Ids of the prompt are kept only for a repetition penalty; the other penalties do not see them.
     """
 
-    __slots__ = ("_free_ids", "_free_values", "_until_free", "bias_ids", "bias_values", "fixed", "seen")
+    __slots__ = (
+        *("_free_ids", "_free_values", "_until_free", "bias_ids", "bias_values"),
+        *("seen", "settings", "settled", "width"),
+    )
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], emitted: Sequence[int] = ()) -> None:
-        self.fixed: bytes = np.array(
+        self.settings: bytes = np.array(
             (
                 sampling.temperature,
                 sampling.top_k,
@@ -87,8 +77,10 @@ class RowState:
                 sampling.repetition_penalty,
                 sampling.logprobs,
             ),
-            FIXED,
+            SETTINGS,
         ).tobytes()
+
+        self.width = max(0, sampling.logprobs)  # ids to report
 
         self.seen: Seen | None = None
         if sampling.repetition_penalty != 1:
@@ -102,6 +94,7 @@ class RowState:
         self._until_free = sampling.min_tokens if sampling.stop_ids else 0  # outputs until a stop id may come
         if self._until_free > 0:
             self.bias_ids, self.bias_values = _arrays(bias | dict.fromkeys(sampling.stop_ids, -np.inf))
+        self.settled = self.seen is None and self._until_free == 0  # tokens to come change nothing here
 
         for token in emitted:
             self.push(token)
@@ -114,18 +107,14 @@ class RowState:
             self._until_free -= 1
             if self._until_free == 0:
                 self.bias_ids, self.bias_values = self._free_ids, self._free_values
-
-    @property
-    def settled(self) -> bool:
-        """Whether tokens to come change nothing here."""
-        return self.seen is None and self._until_free == 0
+                self.settled = self.seen is None
 
 
 class RowBuilder:
     """`build_rows` for one step after the other.
 
     Most steps sample the same requests as the step before, and nothing but their positions has changed. With the caches
-    full of weights, making all arrays anew takes a tenth of a millisecond.
+    full of weights, making all anew takes a tenth of a millisecond.
     """
 
     __slots__ = ("_last", "_states")
@@ -134,56 +123,33 @@ class RowBuilder:
         self._states: list[RowState] = []
         self._last: SampleRows | None = None  # of these states, while all are settled
 
-    def build(self, states: list[RowState], positions: list[int], want_hashes: bool) -> SampleRows:
-        """positions: of the token to sample, absolute. The arrays are shared between steps: they are only read."""
+    def build(self, states: list[RowState], positions: array[int], want_hashes: bool) -> SampleRows:
+        """positions: of the token to sample, absolute. All but these is shared between steps: it is only read."""
         last = self._last
         if last is not None and states == self._states and want_hashes == last.want_hashes:
-            return last._replace(position=np.array(positions, np.int32))
-        rows = build_rows(list(zip(states, positions, strict=True)), want_hashes)
+            return SampleRows(last.settings, positions, last.width, want_hashes, None, last.biases)
+        rows = build_rows(states, positions, want_hashes)
         self._states = states
         self._last = rows if all(state.settled for state in states) else None
         return rows
 
 
-def build_rows(rows: Sequence[tuple[RowState, int]], want_hashes: bool) -> SampleRows:
-    """The rows of one step, from (state, absolute position of the token to sample) of each sampled row, in order."""
-    count = len(rows)
-    fixed = np.frombuffer(b"".join([state.fixed for state, _ in rows]), FIXED)
-    field = {name: fixed[name].copy() for name in FIXED.names or ()}
-
-    seen = [state.seen for state, _ in rows]
-    seen_indptr, seen_ids, seen_counts = np.zeros(count + 1, np.int32), NO_IDS, NO_IDS
-    if any(seen):
-        seen_indptr = _indptr([0 if s is None else len(s.ids) for s in seen])
-        seen_ids = np.concatenate([s.ids for s in seen if s is not None])
-        seen_counts = np.concatenate([s.counts for s in seen if s is not None])
-
-    bias_sizes = [len(state.bias_ids) for state, _ in rows]
-    bias_indptr, bias_ids, bias_values = np.zeros(count + 1, np.int32), NO_IDS, NO_VALUES
-    if any(bias_sizes):
-        bias_indptr = _indptr(bias_sizes)
-        bias_ids = np.concatenate([state.bias_ids for state, _ in rows])
-        bias_values = np.concatenate([state.bias_values for state, _ in rows])
-
+def build_rows(states: Sequence[RowState], positions: array[int], want_hashes: bool) -> SampleRows:
+    """The rows of one step. positions: absolute, of the token to sample, one for each state."""
+    assert len(states) == len(positions), f"{len(states)} rows, but {len(positions)} positions"
+    seen = biases = None
+    if any(state.seen for state in states):
+        parts = [NOTHING_SEEN if state.seen is None else state.seen for state in states]
+        seen = _lists([part.ids for part in parts], [part.counts for part in parts])
+    if any(len(state.bias_ids) for state in states):
+        biases = _lists([state.bias_ids for state in states], [state.bias_values for state in states])
     return SampleRows(
-        temperature=field["temperature"],
-        top_k=field["top_k"],
-        top_p=field["top_p"],
-        min_p=field["min_p"],
-        seed=field["seed"],
-        choice=field["choice"],
-        position=np.array([position for _, position in rows], np.int32),
-        presence=field["presence"],
-        frequency=field["frequency"],
-        repetition=field["repetition"],
-        seen_indptr=seen_indptr,
-        seen_ids=seen_ids,
-        seen_counts=seen_counts,
-        bias_indptr=bias_indptr,
-        bias_ids=bias_ids,
-        bias_values=bias_values,
-        logprobs=field["logprobs"],
+        settings=b"".join([state.settings for state in states]),
+        position=positions,
+        width=max([state.width for state in states], default=0),
         want_hashes=want_hashes,
+        seen=seen,
+        biases=biases,
     )
 
 
@@ -191,7 +157,8 @@ def _arrays(bias: dict[int, float]) -> tuple[I32, F32]:
     return np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
 
 
-def _indptr(sizes: list[int]) -> npt.NDArray[np.int32]:
-    indptr = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(sizes, out=indptr[1:])
-    return indptr
+def _lists(ids: list[I32], values: list[npt.NDArray[Any]]) -> Lists:
+    """From those of each row."""
+    indptr = np.zeros(len(ids) + 1, np.int32)
+    np.cumsum([len(row) for row in ids], out=indptr[1:])
+    return Lists(indptr, np.concatenate(ids), np.concatenate(values))

@@ -110,8 +110,10 @@ class ScriptedBackend:
     def _choose(self, history: Sequence[int], rows: SampleRows, s: int) -> int:
         if self._fails(history):
             return -1
-        span = slice(rows.bias_indptr[s], rows.bias_indptr[s + 1])
-        impossible = set(rows.bias_ids[span][np.isneginf(rows.bias_values[span])].tolist())
+        impossible: set[int] = set()
+        if rows.biases is not None:
+            ids, values = rows.biases.of(s)
+            impossible.update(ids[np.isneginf(values)].tolist())
         token = self._script(history)
         while token in impossible:
             token = (token + 1) % self.info.vocab_size
@@ -119,8 +121,7 @@ class ScriptedBackend:
 
     def _sampled(self, ids: list[int], rows: SampleRows, histories: list[list[int]]) -> Sampled:
         """Alternatives are the ids that follow the chosen one, each less probable than the one before."""
-        width = max([0, *rows.logprobs.tolist()])
-        ranks = np.arange(width, dtype=np.int32)
+        ranks = np.arange(rows.width, dtype=np.int32)
         hashes = [_hash(history) for history in histories] if rows.want_hashes else []
         return Sampled(
             ids=np.array(ids, np.int32),

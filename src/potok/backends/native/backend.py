@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from potok.model.config import ModelConfig
 from potok.model.families import FAMILIES
 from potok.model.plan import RopeKind
 from potok.model.precision import Activation, ActivationRule, activation_of, kv_bytes_per_token
-from potok.sampling.rows import F32
+from potok.sampling.rows import F32, NO_HASHES, NO_IDS, NO_LOGPROBS
 from potok.weights.formats import dequantize
 from potok.weights.gguf import GGUFFile
 
@@ -35,6 +36,7 @@ class NativeBackend:
     """Packs the file's tensors at construction; `allocate` gives it KV memory before the first step.
 
     The file may be closed once constructed. Not thread-safe: one step at a time.
+    computing_ns: time that all steps have taken, without what it takes to get there from Python and back.
     """
 
     info: BackendInfo
@@ -74,6 +76,7 @@ class NativeBackend:
         factors = file.tensors.get("rope_freqs.weight")
         self._factors = None if factors is None else dequantize(factors.type, factors.data).reshape(-1)
         self._notes = loader.notes()
+        self.computing_ns = 0
         self._describe(num_blocks=0)
 
     @property
@@ -92,23 +95,15 @@ class NativeBackend:
         self._describe(num_blocks)
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
-        num = len(inputs.out_rows)
-        width = max([0, *rows.logprobs.tolist()])
+        num, width = len(rows.position), rows.width
         out = Sampled(  # all of it is written by the call
-            ids=np.empty(num, np.int32),
-            logprob=np.empty(num, np.float32),
-            top_ids=np.empty((num, width), np.int32),
-            top_logprobs=np.empty((num, width), np.float32),
-            hashes=np.empty(num if rows.want_hashes else 0, np.uint64),
+            ids=array("i", bytes(4 * num)),
+            logprob=array("f", bytes(4 * num)),
+            top_ids=np.empty((num, width), np.int32) if width else NO_IDS,
+            top_logprobs=np.empty((num, width), np.float32) if width else NO_LOGPROBS,
+            hashes=np.empty(num, np.uint64) if rows.want_hashes else NO_HASHES,
         )
-        i, r = inputs, rows
-        self._replay.step(
-            *(i.tokens, i.positions, i.q_indptr, i.kv_indptr, i.kv_blocks, i.out_rows, i.copies),
-            *(r.temperature, r.top_k, r.top_p, r.min_p, r.seed, r.choice, r.position),
-            *(r.presence, r.frequency, r.repetition, r.seen_indptr, r.seen_ids, r.seen_counts),
-            *(r.bias_indptr, r.bias_ids, r.bias_values, r.logprobs, r.want_hashes),
-            *(out.ids, out.logprob, out.top_ids, out.top_logprobs, out.hashes),
-        )
+        self.computing_ns += self._replay.step(inputs.buffers, rows, out)
         return out
 
     def logits(self, rows: int) -> F32:
