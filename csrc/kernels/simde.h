@@ -16,6 +16,24 @@ static inline __m512i cvtepi8_epi32(__m128i a) {
 static inline __m512i cvtepu8_epi32(__m128i a) {
     return join(_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)));
 }
+static inline __m128i cvtepi32_epi8(__m512i a) {
+    int32_t wide[16];
+    int8_t narrow[16];
+    memcpy(wide, &a, sizeof wide);
+    for (int i = 0; i < 16; i++) narrow[i] = (int8_t)wide[i];
+    __m128i v;
+    memcpy(&v, narrow, sizeof v);
+    return v;
+}
+static inline __m256i cvtepi32_epi16(__m512i a) {
+    int32_t wide[16];
+    int16_t narrow[16];
+    memcpy(wide, &a, sizeof wide);
+    for (int i = 0; i < 16; i++) narrow[i] = (int16_t)wide[i];
+    __m256i v;
+    memcpy(&v, narrow, sizeof v);
+    return v;
+}
 static inline __m512d cvtps_pd(__m256 a) {
     const __m512d low = _mm512_castpd256_pd512(_mm256_cvtps_pd(_mm256_castps256_ps128(a)));
     return _mm512_insertf64x4(low, _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)), 1);
@@ -26,4 +44,6 @@ static inline __m512d cvtps_pd(__m256 a) {
 
 #define _mm512_cvtepi8_epi32(a) potok::emulated::cvtepi8_epi32(a)
 #define _mm512_cvtepu8_epi32(a) potok::emulated::cvtepu8_epi32(a)
+#define _mm512_cvtepi32_epi8(a) potok::emulated::cvtepi32_epi8(a)
+#define _mm512_cvtepi32_epi16(a) potok::emulated::cvtepi32_epi16(a)
 #define _mm512_cvtps_pd(a) potok::emulated::cvtps_pd(a)
