@@ -16,21 +16,15 @@ static inline __m512i cvtepi8_epi32(__m128i a) {
 static inline __m512i cvtepu8_epi32(__m128i a) {
     return join(_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8)));
 }
-static inline __m128i cvtepi32_epi8(__m512i a) {
+// 32-bit lanes cut to those of T, which fill a V.
+template <class T, class V>
+static inline V narrowed(__m512i a) {
     int32_t wide[16];
-    int8_t narrow[16];
+    T narrow[16];
     memcpy(wide, &a, sizeof wide);
-    for (int i = 0; i < 16; i++) narrow[i] = (int8_t)wide[i];
-    __m128i v;
-    memcpy(&v, narrow, sizeof v);
-    return v;
-}
-static inline __m256i cvtepi32_epi16(__m512i a) {
-    int32_t wide[16];
-    int16_t narrow[16];
-    memcpy(wide, &a, sizeof wide);
-    for (int i = 0; i < 16; i++) narrow[i] = (int16_t)wide[i];
-    __m256i v;
+    for (int i = 0; i < 16; i++) narrow[i] = (T)wide[i];
+    V v;
+    static_assert(sizeof v == sizeof narrow, "all of it");
     memcpy(&v, narrow, sizeof v);
     return v;
 }
@@ -44,6 +38,6 @@ static inline __m512d cvtps_pd(__m256 a) {
 
 #define _mm512_cvtepi8_epi32(a) potok::emulated::cvtepi8_epi32(a)
 #define _mm512_cvtepu8_epi32(a) potok::emulated::cvtepu8_epi32(a)
-#define _mm512_cvtepi32_epi8(a) potok::emulated::cvtepi32_epi8(a)
-#define _mm512_cvtepi32_epi16(a) potok::emulated::cvtepi32_epi16(a)
+#define _mm512_cvtepi32_epi8(a) (potok::emulated::narrowed<int8_t, __m128i>(a))
+#define _mm512_cvtepi32_epi16(a) (potok::emulated::narrowed<int16_t, __m256i>(a))
 #define _mm512_cvtps_pd(a) potok::emulated::cvtps_pd(a)
