@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,8 +111,8 @@ def test_the_steady_part_of_a_load() -> None:
     step = StepFigures(rows=4, sampled=2, prompt=True, seconds=0.5, native=0.4, bound=0.2)
     full = StepFigures(rows=2, sampled=2, prompt=False, seconds=0.1, native=0.08, bound=0.05)
     last = StepFigures(rows=1, sampled=1, prompt=False, seconds=0.1, native=0.1, bound=0.05)
-    load = load_figures(2, [step, full, full, last])
-    assert (load.rows, load.decode.steps, load.overall.steps) == (2, 2, 4)
+    load = load_figures(2, [step, full, full, last], ZEN3)
+    assert (load.rows, load.decode.steps, load.overall.steps, load.ceilings) == (2, 2, 4, ZEN3)
     assert load.decode.tokens_per_s == pytest.approx(20)
     assert load.decode.of_bound == pytest.approx(0.5)
     assert load.decode.python == pytest.approx(0.2)
@@ -173,7 +174,29 @@ def test_every_request_runs_to_its_last_token(tiny: Path) -> None:
     assert [*table(result).columns[0].cells] == ["1", "5", "prompt of 100", "its last 36"]
     assert f"of {result.isa}" in shown and result.factors == factors_of(result.isa)
     assert "7 tokens in, 9 out" in shown and "the command" in shown and result.machine.cpu in shown
-    assert said == ["the machine", "1 request", "5 requests", "prompts", "the machine, again"]
+    assert said == ["the machine", "1 request", "5 requests", "prompts"]
+    # W was read over the weights and what the requests of a load have stored when half of their output is there.
+    read = [load.ceilings.stream_bytes - result.prompt_ceilings.stream_bytes for load in (one, five)]
+    assert result.prompt_ceilings.stream_bytes == result.work.nbytes
+    assert read == [(7 + 9 // 2) * result.work.kv_bytes, 5 * (7 + 9 // 2) * result.work.kv_bytes]
+
+
+def test_the_median_round_counts_against_the_machine_around_it(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """A machine that gets slower from measurement to measurement, while the steps do not."""
+    measured: list[float] = []
+
+    def slower(threads: int, stream_bytes: int) -> Ceilings:
+        measured.append(1e9 / (len(measured) + 1))
+        return replace(ZEN3, macs_per_s=measured[-1], bytes_per_s=1e15, stream_bytes=stream_bytes)
+
+    monkeypatch.setattr("potok.bench.steps.measure_ceilings", slower)
+    config = EngineConfig(model=str(tiny), threads=1, max_num_seqs=8, kv_cache_memory=1 << 20)
+    result = run_engine_bench(config, options(requests=(5,), output_tokens=40, rounds=3), "")
+    (load,), (rounds,) = result.loads, result.of_rounds
+    assert len(rounds) == 3 and load.decode.of_bound == sorted(rounds)[1]
+    # The first measurement is the engine's; the rounds lie between the second and the fifth.
+    between = [(measured[i] + measured[i + 1]) / 2 for i in (1, 2, 3)]
+    assert load.ceilings.macs_per_s == between[rounds.index(load.decode.of_bound)]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ class ModelWork:
     kv_bytes: int
     attention_macs: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of all weights."""
+        return self.layers.nbytes + self.head.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:

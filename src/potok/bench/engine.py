@@ -7,11 +7,12 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from potok.bench.bound import Ceilings, Factors, ModelWork
 from potok.bench.machine import Machine, disturbances
 from potok.bench.options import at_least
-from potok.bench.steps import Bound, Rate, StepFigures, TimedBackend, TimedStep
+from potok.bench.steps import Bound, Rate, StepFigures, TimedBackend, TimedRun, TimedStep
 from potok.config import EngineConfig
 from potok.engine.build import build_engine
 from potok.engine.loop import EngineLoop
@@ -25,7 +26,7 @@ from potok.protocol import FromEngine, Sampling, Shutdown, Step, Submit, ToEngin
 class EngineBenchOptions:
     """requests: how many at once, one load each. prompt_tokens, output_tokens: of each request.
 
-    long_prompt_tokens: of the prompts whose speed is measured, one at a time. rounds: of each load; the best counts.
+    long_prompt_tokens: of the prompts whose speed is measured, one at a time. rounds: of each load; the median counts.
     """
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 100)
@@ -77,14 +78,16 @@ class LoadFigures:
     rows: int  # of a decode step
     decode: Rate
     overall: Rate
+    ceilings: Ceilings  # of the machine just before and after
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchResult:
     """Everything that was measured, and with what.
 
-    factors: of the bound. prompt: tokens of prompts alone, a second. prompt_end: the same of their last
-    prompt_end_tokens only, at the depth where they attend to all before them.
+    factors: of the bound. prompt: tokens of prompts alone, a second, and the machine around them. prompt_end: the same
+    of their last prompt_end_tokens only, at the depth where they attend to all before them. of_rounds: parts of the
+    bound that the rounds of each load reached in their decode steps, in the order in which they ran.
     """
 
     command: str
@@ -95,12 +98,13 @@ class EngineBenchResult:
     isa: str
     threads: int
     max_num_batched_tokens: int
-    ceilings: Ceilings
     factors: Factors
     work: ModelWork
     notes: list[str]
     loads: list[LoadFigures]
+    of_rounds: list[list[float]]
     prompt: Rate
+    prompt_ceilings: Ceilings
     prompt_end: Rate
     prompt_end_tokens: int
 
@@ -120,15 +124,12 @@ def run_engine_bench(
     say("the machine")
     bound = Bound.measure(engine, config.model)
     bench = EngineBench(engine, options)
-    runs = []
+    loads = []
     for requests in options.requests:
         say(f"{requests} request{'s' * (requests != 1)}")
-        runs.append([bench.run(requests, options.prompt_tokens, options.output_tokens) for _ in range(options.rounds)])
+        loads.append([load_figures(requests, run.figures, run.bound.ceilings) for run in bench.load(requests, bound)])
     say("prompts")
-    prompts = [bench.run(1, options.long_prompt_tokens, 1) for _ in range(max(3, options.rounds))]
-    say("the machine, again")
-    bound = bound.again()
-    ends = [last_eighth(bound.figures(run)) for run in prompts]
+    prompt = _median([_PromptFigures.of(run) for run in bench.prompts(bound)], lambda p: p.whole)
     return EngineBenchResult(
         command=command,
         date=date,
@@ -138,18 +139,37 @@ def run_engine_bench(
         isa=engine.info.isa,
         threads=engine.info.threads,
         max_num_batched_tokens=engine.info.max_num_batched_tokens,
-        ceilings=bound.ceilings,
         factors=bound.factors,
         work=bound.work,
         notes=[*notes, *engine.info.notes],
-        loads=[
-            max((load_figures(n, bound.figures(run)) for run in rounds), key=lambda f: f.decode.tokens_per_s)
-            for n, rounds in zip(options.requests, runs, strict=True)
-        ],
-        prompt=fastest([prompt_rate(bound.figures(run)) for run in prompts]),
-        prompt_end=fastest([prompt_rate(end) for end in ends]),
-        prompt_end_tokens=sum(step.rows for step in ends[0]),
+        loads=[_median(rounds, lambda load: load.decode) for rounds in loads],
+        of_rounds=[[load.decode.of_bound for load in rounds] for rounds in loads],
+        prompt=prompt.whole,
+        prompt_ceilings=prompt.ceilings,
+        prompt_end=prompt.end,
+        prompt_end_tokens=prompt.end_tokens,
     )
+
+
+class _PromptFigures(NamedTuple):
+    whole: Rate
+    end: Rate
+    end_tokens: int
+    ceilings: Ceilings
+
+    @staticmethod
+    def of(run: TimedRun) -> _PromptFigures:
+        steps = run.figures
+        end = last_eighth(steps)
+        return _PromptFigures(prompt_rate(steps), prompt_rate(end), sum(s.rows for s in end), run.bound.ceilings)
+
+
+T = TypeVar("T")
+
+
+def _median(rounds: Sequence[T], rate: Callable[[T], Rate]) -> T:
+    """The round in the middle by its part of the bound; of an even number the lower one."""
+    return sorted(rounds, key=lambda round: rate(round).of_bound)[(len(rounds) - 1) // 2]
 
 
 class EngineBench:
@@ -157,8 +177,20 @@ class EngineBench:
 
     def __init__(self, engine: Engine, options: EngineBenchOptions) -> None:
         self._engine = engine
+        self._options = options
         self._random = random.Random(options.seed)
         self._ids = 0
+
+    def load(self, requests: int, bound: Bound) -> list[TimedRun]:
+        """So many requests at once. In the middle of a run its steps read half of the output too."""
+        o = self._options
+        kv_tokens = requests * (o.prompt_tokens + o.output_tokens // 2)
+        return bound.around(kv_tokens, lambda: self.run(requests, o.prompt_tokens, o.output_tokens), o.rounds)
+
+    def prompts(self, bound: Bound) -> list[TimedRun]:
+        """Long prompts, one after the other."""
+        o = self._options
+        return bound.around(0, lambda: self.run(1, o.long_prompt_tokens, 1), max(3, o.rounds))
 
     def run(self, requests: int, prompt_tokens: int, output_tokens: int) -> list[TimedStep]:
         vocab = range(self._engine.info.vocab_size)
@@ -176,7 +208,7 @@ def run_burst(engine: Engine, requests: Sequence[Submit]) -> list[TimedStep]:
     return timed.steps
 
 
-def load_figures(requests: int, steps: Sequence[StepFigures]) -> LoadFigures:
+def load_figures(requests: int, steps: Sequence[StepFigures], ceilings: Ceilings) -> LoadFigures:
     decode = [s for s in steps if not s.prompt]
     rows = max(s.rows for s in decode)
     full = [s for s in decode if s.rows == rows]
@@ -185,6 +217,7 @@ def load_figures(requests: int, steps: Sequence[StepFigures]) -> LoadFigures:
         rows=rows,
         decode=Rate.of(full, sum(s.sampled for s in full)),
         overall=Rate.of(steps, sum(s.sampled for s in steps)),
+        ceilings=ceilings,
     )
 
 
@@ -199,10 +232,6 @@ def last_eighth(steps: Sequence[StepFigures]) -> list[StepFigures]:
         last -= 1
         rows += steps[last].rows
     return list(steps[last:])
-
-
-def fastest(rates: Sequence[Rate]) -> Rate:
-    return max(rates, key=lambda rate: rate.tokens_per_s)
 
 
 def _check_room(engine: Engine, options: EngineBenchOptions) -> None:

@@ -215,7 +215,7 @@ def time_engines(
         for load, requests in enumerate(LOADS):
             for i in order:
                 steps = benches[i].run(requests, TIMED.prompt_tokens, TIMED.output_tokens)
-                figures = load_figures(requests, bounds[i].figures(steps))
+                figures = load_figures(requests, bounds[i].figures(steps), bounds[i].ceilings)
                 decodes[i][load].append(figures.decode.tokens_per_s)
         for i in order:
             steps = benches[i].run(1, TIMED.long_prompt_tokens, 1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
 from potok.backends.native.backend import NativeBackend
 from potok.bench.bound import Ceilings, Factors, ModelWork, StepWork, factors_of, step_seconds
-from potok.bench.work import best, measure_ceilings, model_work, step_work
+from potok.bench.work import best, mean, measure_ceilings, model_work, step_work
 from potok.engine.serve import Engine
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
@@ -97,12 +97,27 @@ class Bound:
         """Takes a second or two. model: the path of the file that the engine serves."""
         file = GGUFFile.open(model)
         work = model_work(file, read_config(file), engine.backend.info.kv_bytes_per_token)
-        return Bound(_ceilings(engine.info.threads, work), factors_of(engine.info.isa), work)
+        return Bound(measure_ceilings(engine.info.threads, work.nbytes), factors_of(engine.info.isa), work)
 
     def again(self) -> Bound:
         """Measured a second time: the better counts."""
-        ceilings = best(self.ceilings, _ceilings(self.ceilings.threads, self.work))
-        return Bound(ceilings, self.factors, self.work)
+        return replace(self, ceilings=best(self.ceilings, self._now(self.work.nbytes)))
+
+    def around(self, kv_tokens: int, run: Callable[[], list[TimedStep]], rounds: int) -> list[TimedRun]:
+        """Runs so many times, each held against the mean of the machine just before it and just after it.
+
+        kv_tokens: whose K and V a step of the run reads beside the weights; W is measured over as many bytes.
+        """
+        stream_bytes = self.work.nbytes + kv_tokens * self.work.kv_bytes
+        runs, before = [], self._now(stream_bytes)
+        for _ in range(rounds):
+            steps, after = run(), self._now(stream_bytes)
+            runs.append(TimedRun(steps, replace(self, ceilings=mean(before, after))))
+            before = after
+        return runs
+
+    def _now(self, stream_bytes: int) -> Ceilings:
+        return measure_ceilings(self.ceilings.threads, stream_bytes)
 
     def seconds(self, step: StepWork) -> float:
         return step_seconds(self.work, self.ceilings, self.factors, step)
@@ -118,5 +133,12 @@ class Bound:
         return figures
 
 
-def _ceilings(threads: int, work: ModelWork) -> Ceilings:
-    return measure_ceilings(threads, work.layers.nbytes + work.head.nbytes)
+class TimedRun(NamedTuple):
+    """The steps of a run, and the bound of the machine as it was around it."""
+
+    steps: list[TimedStep]
+    bound: Bound
+
+    @property
+    def figures(self) -> list[StepFigures]:
+        return self.bound.figures(self.steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from potok._native import ceiling
@@ -71,12 +73,21 @@ def measure_ceilings(threads: int, stream_bytes: int) -> Ceilings:
 
 def best(a: Ceilings, b: Ceilings) -> Ceilings:
     """Of two measurements on the same machine: whatever disturbs one makes it lower."""
+    return _of_both(a, b, max)
+
+
+def mean(a: Ceilings, b: Ceilings) -> Ceilings:
+    """Of the machine as it was at two times, with whatever disturbed it."""
+    return _of_both(a, b, lambda x, y: (x + y) / 2)
+
+
+def _of_both(a: Ceilings, b: Ceilings, of: Callable[[float, float], float]) -> Ceilings:
     return Ceilings(
         threads=a.threads,
-        macs_per_s=max(a.macs_per_s, b.macs_per_s),
-        bytes_per_s=max(a.bytes_per_s, b.bytes_per_s),
-        small_pages_bytes_per_s=max(a.small_pages_bytes_per_s, b.small_pages_bytes_per_s),
+        macs_per_s=of(a.macs_per_s, b.macs_per_s),
+        bytes_per_s=of(a.bytes_per_s, b.bytes_per_s),
+        small_pages_bytes_per_s=of(a.small_pages_bytes_per_s, b.small_pages_bytes_per_s),
         stream_bytes=a.stream_bytes,
-        wide_macs_per_s=max(a.wide_macs_per_s, b.wide_macs_per_s),
-        clock_hz=max(a.clock_hz, b.clock_hz),
+        wide_macs_per_s=of(a.wide_macs_per_s, b.wide_macs_per_s),
+        clock_hz=of(a.clock_hz, b.clock_hz),
     )
