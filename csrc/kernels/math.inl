@@ -22,11 +22,6 @@ static inline __attribute__((always_inline)) void exp_fractions(const Lanes (&x)
     POTOK_EACH p[i] = mul(add(p[i], set1(0x1.fffffcp-2f)), mul(r[i], r[i]));
     POTOK_EACH p[i] = add(add(p[i], r[i]), set1(1.0f));
 }
-static inline Lanes exp_fraction(Lanes x, Lanes n) {
-    Lanes p[1];
-    exp_fractions<1>({x}, {n}, p);
-    return p[0];
-}
 
 // e^x for x <= 88. 0 below -87.3 (a result is never subnormal), 1 at 0, NaN stays NaN. Relative error below 1e-7.
 // It never falls as x rises (checked for every float of [-88, 0]), so what is sorted by x is sorted by exp(x).

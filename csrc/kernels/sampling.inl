@@ -11,7 +11,7 @@ constexpr float kWeightStep = 0x1p-11f;  // adding and subtracting it rounds to 
 constexpr float kWeightless = -25;       // exp of it or less rounds to the weight 0
 constexpr int64_t kNoCount = INT64_MAX;
 constexpr int kSmallWindow = 32;
-constexpr int kSampledSpans = 8;  // one of so many spans gives 16 ids to a sample of the row
+constexpr int kSampledSpans = 16;  // one of so many spans gives 16 ids to a sample of the row
 
 // The head of the order: how many ids, and the sum of their weights.
 struct Head {
@@ -169,25 +169,65 @@ static float span_rank(const Sampler& s, int rank) {
 
 // ---- Weights
 
+// Logits become their weights.
+template <int N>
+static inline __attribute__((always_inline)) void weigh(const Sampler& s, Lanes (&x)[N]) {
+    const Lanes peak = set1(s.peak), scale = set1(s.scale), step = set1(kWeightStep);
+    Lanes shifted[N], n[N], e[N];
+    for (int i = 0; i < N; i++) x[i] = max(mul(sub(x[i], peak), scale), set1(kWeightless));
+    // One rounding where potok.sampling.math has two: another n for a few x, another weight for none (tests/sampling).
+    for (int i = 0; i < N; i++) shifted[i] = fma(x[i], set1(kLog2E), set1(kRound));
+    for (int i = 0; i < N; i++) n[i] = sub(shifted[i], set1(kRound));
+    exp_fractions<N>(x, n, e);
+    for (int i = 0; i < N; i++) x[i] = sub(add(times_exp2(e[i], shifted[i]), step), step);
+}
 static inline Lanes weight(const Sampler& s, Lanes x) {
-    const Lanes z = max(mul(sub(x, set1(s.peak)), set1(s.scale)), set1(kWeightless));
-    const Lanes shifted = add(mul(z, set1(kLog2E)), set1(kRound));
-    const Lanes e = times_exp2(exp_fraction(z, sub(shifted, set1(kRound))), shifted);
-    return sub(add(e, set1(kWeightStep)), set1(kWeightStep));
+    Lanes one[1] = {x};
+    weigh(s, one);
+    return one[0];
 }
 
-static inline double sum_wide(Wide sum) {
+// A sum of weights, exact without a conversion to double for each: `low` takes what rounding takes from `high`.
+// 64 weights of at most 1 leave `high` in [64, 128], so each loses a multiple of 2^-34 of at most 2^-18, and the sum of
+// 64 such multiples is exact.
+struct Mass {
+    Lanes high, low;
+    Wide settled;
+};
+constexpr int kUnsettled = 64;  // weights a lane
+constexpr float kMassBase = 64;
+
+static inline Mass no_mass() {
+    return {set1(kMassBase), set1(0), wide_zero()};
+}
+static inline void add_to(Mass& mass, Lanes weights) {
+    const Lanes high = add(mass.high, weights);
+    mass.low = add(mass.low, sub(weights, sub(high, mass.high)));
+    mass.high = high;
+}
+// Due after at most kUnsettled calls of add_to.
+static inline void settle(Mass& mass) {
+    mass.settled = wide_add(wide_add(mass.settled, sub(mass.high, set1(kMassBase))), mass.low);
+    mass.high = set1(kMassBase);
+    mass.low = set1(0);
+}
+static inline double total(Mass mass) {
+    settle(mass);
     double v[16], total = 0;
-    wide_store(v, sum);
+    wide_store(v, mass.settled);
     for (int i = 0; i < 16; i++) total += v[i];
     return total;
 }
 
 // n: a multiple of 16.
 static double sum_of(const float* weights, int n) {
-    Wide sum = wide_zero();
-    for (int i = 0; i < n; i += 16) sum = wide_add(sum, load(weights + i));
-    return sum_wide(sum);
+    Mass mass = no_mass();
+    for (int i = 0; i < n;) {
+        const int due = n - i < 16 * kUnsettled ? n : i + 16 * kUnsettled;
+        for (; i < due; i += 16) add_to(mass, load(weights + i));
+        settle(mass);
+    }
+    return total(mass);
 }
 
 // Weights are measured from the highest logit, at this temperature.
@@ -224,21 +264,26 @@ static double gather(Sampler& s, float low) {
     const float least = Whole && s.floor < low ? s.floor : low;
     const Lanes lane = load(first);
     const Pool pool = s.pool;
-    Wide sum = wide_zero();
+    Mass mass = no_mass();
     int n = 0;
     for (int span = 0; span < s.spans; span++) {
+        if (Whole && span * kSpan % (16 * kUnsettled) == 0) settle(mass);
         if (!(s.peaks[span] >= least)) continue;
-        for (int i = span * kSpan; i < (span + 1) * kSpan; i += 16) {
-            const Lanes x = load(s.x + i), w = weight(s, x);
-            if (Whole) sum = wide_add(sum, w);
+        const float* p = s.x + span * kSpan;
+        Lanes w[kSpan / 16] = {load(p), load(p + 16), load(p + 32), load(p + 48)};
+        weigh(s, w);
+        for (int i = 0; Whole && i < kSpan / 16; i++) add_to(mass, w[i]);
+        if (!(s.peaks[span] >= low)) continue;
+        for (int i = 0; i < kSpan / 16; i++) {
+            const Lanes x = load(p + 16 * i);
             const Mask picked = greater_equal(x, set1(low));
-            if (bits(picked)) append(pool, n, picked, x, w, add(lane, set1((float)i)));
+            if (bits(picked)) append(pool, n, picked, x, w[i], add(lane, set1((float)(span * kSpan + 16 * i))));
         }
     }
     close(s.pool, n);
     s.low = low;
     s.head = {n, sum_of(s.pool.weights, (n + 15) / 16 * 16)};
-    return sum_wide(sum);
+    return total(mass);
 }
 
 // `to` becomes the ids of `from` with low <= logit < high; both may be the same.
@@ -257,14 +302,18 @@ static void narrow(const Pool& from, float low, float high, Pool& to) {
 // along the order). bound: finite for logits, above 0 for weights.
 static Head head_reaching(const Pool& pool, const float* values, float bound) {
     const Lanes bounds = set1(bound);
-    Wide sum = wide_zero();
+    Mass mass = no_mass();
     int64_t count = 0;
-    for (int i = 0; i < pool.size; i += 16) {
-        const Mask picked = greater_equal(load(values + i), bounds);
-        count += __builtin_popcount(bits(picked));
-        sum = wide_add(sum, where(picked, load(pool.weights + i)));
+    for (int i = 0; i < pool.size;) {
+        const int due = pool.size - i < 16 * kUnsettled ? pool.size : i + 16 * kUnsettled;
+        for (; i < due; i += 16) {
+            const Mask picked = greater_equal(load(values + i), bounds);
+            count += __builtin_popcount(bits(picked));
+            add_to(mass, where(picked, load(pool.weights + i)));
+        }
+        settle(mass);
     }
-    return {count, sum_wide(sum)};
+    return {count, total(mass)};
 }
 
 // A logit below which a little less than `share` of the row's mass lies, as far as can be told from the highest id of
@@ -341,6 +390,16 @@ static bool find_in_window(const Sampler& s, const Goal& goal, Place& place) {
     return false;
 }
 
+// Which part of the way from the upper to the lower logit of a bracket to go next. A goal of mass is looked for where
+// it would be if all parts held the same, moved a little so that it falls into the smaller part; every other time the
+// bracket is halved, so that it shrinks however the mass is spread.
+static inline float part_above(const Goal& goal, const Head& before, const Head& whole, int step) {
+    if (step % 2 == 1 || goal.count < kNoCount) return 0.5f;
+    const double part = (goal.mass - before.mass) / (whole.mass - before.mass);
+    const float moved = (float)part * (part < 0.5 ? 1.25f : 0.9f);
+    return moved > 0.01f ? moved : 0.01f;
+}
+
 // The first place of the order where the goal is reached. If it is nowhere, id is -1 and the head is the whole order
 // as far as it has weights.
 static Place find(Sampler& s, const Goal& goal) {
@@ -354,7 +413,8 @@ static Place find(Sampler& s, const Goal& goal) {
     float low = s.low, high = kInfinity;
     Head outside = {0, 0}, before = outside, whole = s.head;
     for (int step = 0; step < 24 && whole.count - before.count > kSmallWindow; step++) {
-        const float top = high < kInfinity ? high : s.peak, middle = low * 0.5f + top * 0.5f;
+        const float top = high < kInfinity ? high : s.peak, part = part_above(goal, before, whole, step);
+        const float middle = low * part + top * (1 - part);
         if (!(middle > low && middle < top)) break;
         Head head = head_reaching(*pool, pool->x, middle);
         head = {outside.count + head.count, outside.mass + head.mass};
@@ -381,14 +441,15 @@ static Place find(Sampler& s, const Goal& goal) {
 
 // Fills the maxima of the spans and the highest logit; false if a logit is not finite.
 static bool scan_raw(Sampler& s) {
-    Lanes bad = set1(0);
+    Lanes bad = set1(0), more_bad = bad;
     const Lanes zero = set1(0);
     const int whole = s.vocab / kSpan;
     for (int span = 0; span < whole; span++) {
         const float* p = s.x + span * kSpan;
         const Lanes a = load(p), b = load(p + 16), c = load(p + 32), d = load(p + 48);
         // a finite number times 0 is 0, anything else NaN
-        bad = add(bad, add(add(mul(a, zero), mul(b, zero)), add(mul(c, zero), mul(d, zero))));
+        bad = fma(a, zero, fma(b, zero, bad));
+        more_bad = fma(c, zero, fma(d, zero, more_bad));
         s.peaks[span] = max_tree(max(max(a, b), max(c, d)));
     }
     float tail = -kInfinity, tail_bad = 0;
@@ -399,7 +460,7 @@ static bool scan_raw(Sampler& s) {
     if (whole < s.spans) s.peaks[whole] = tail;
     for (int i = s.spans; i % 16 != 0; i++) s.peaks[i] = -kInfinity;
     float lanes[16];
-    store(lanes, bad);
+    store(lanes, add(bad, more_bad));
     for (int i = 0; i < 16; i++) tail_bad += lanes[i];
     return tail_bad == 0;
 }

@@ -58,10 +58,10 @@ FLOORS = {
     "quantize-a8": 0.294,
     "quantize-a16": 0.298,
     "swiglu": 0.173,
-    "sample-greedy": 1.21,
-    "sample-temperature": 0.0846,
-    "sample-top-k": 0.2,
-    "sample-top-p": 0.0239,
+    "sample-greedy": 1.47,
+    "sample-temperature": 0.0851,
+    "sample-top-k": 0.316,
+    "sample-top-p": 0.0206,
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from potok.sampling.math import exp_f32, log_f32
+from potok.sampling.math import EXP_P, LN2_HIGH, LN2_LOW, LOG2_E, ROUND, exp_f32, log_f32
+from potok.sampling.reference import weights
 
 
 def near(centre: float, count: int) -> np.ndarray:
@@ -57,3 +58,20 @@ def test_log_is_near_float64() -> None:
         exact = np.log(x.astype(np.float64))
         error = np.abs(log_f32(x) - exact)
         assert (error <= 2e-7 * np.abs(exact)).all()
+
+
+def test_a_weight_is_the_same_whether_its_power_of_two_is_rounded_once_or_twice() -> None:
+    """The kernels round z * LOG2_E + ROUND once. That gives another power of two only where the product, rounded, lies
+    half-way between two whole numbers; there both must give the same weight."""
+    ties = np.array([(k + 0.5) / LOG2_E for k in range(36)])
+    z = np.concatenate([near(-tie, 16) for tie in ties])
+    twice = (z * LOG2_E + ROUND) - ROUND
+    once = (z.astype(np.float64) * LOG2_E + ROUND).astype(np.float32) - ROUND
+    r = (z - once * LN2_HIGH) - once * LN2_LOW
+    p = np.full_like(r, EXP_P[0])
+    for c in EXP_P[1:]:
+        p = p * r + c
+    e = ((p * (r * r) + r) + np.float32(1)) * np.exp2(once)
+    step = np.float32(2.0**-11)
+    assert (once != twice).any()
+    assert ((e + step) - step == weights(np.concatenate([np.zeros(1, np.float32), z]), np.float32(1))[1:]).all()
