@@ -93,22 +93,30 @@ int64_t step(Replay& self, nb::handle inputs, nb::handle sample_rows, nb::handle
         kv_indptr(field(inputs, 3)), kv_blocks(field(inputs, 4)), out_rows(field(inputs, 5)), copies(field(inputs, 6));
     const Buffer<const RowSettings> settings(field(sample_rows, 0));
     const Buffer<const int32_t> position(field(sample_rows, 1));
+    const size_t width = nb::cast<size_t>(field(sample_rows, 2));
     const bool want_hashes = nb::cast<bool>(field(sample_rows, 3));
     const Lists<int32_t> seen(field(sample_rows, 4));
     const Lists<float> biases(field(sample_rows, 5));
     const Buffer<int32_t> ids(field(sampled, 0));
     const Buffer<float> logprob(field(sampled, 1));
-    const Buffer<int32_t> top_ids(field(sampled, 2));
-    const Buffer<float> top_logprobs(field(sampled, 3));
-    const Buffer<uint64_t> hashes(field(sampled, 4));
+    std::optional<Buffer<int32_t>> top_ids;  // most steps report none, and nothing but tokens
+    std::optional<Buffer<float>> top_logprobs;
+    std::optional<Buffer<uint64_t>> hashes;
+    if (width > 0) {
+        top_ids.emplace(field(sampled, 2));
+        top_logprobs.emplace(field(sampled, 3));
+        std::fill_n(top_ids->data(), top_ids->size(), -1);
+        std::fill_n(top_logprobs->data(), top_logprobs->size(), 0.0f);
+    }
+    if (want_hashes) hashes.emplace(field(sampled, 4));
 
     const size_t count = out_rows.size();
     if (settings.size() != count || position.size() != count || ids.size() != count || logprob.size() != count) {
         throw std::invalid_argument("rows that are sampled, their settings and their places differ in number");
     }
-    const size_t width = count ? top_ids.size() / count : 0;
-    std::fill_n(top_ids.data(), top_ids.size(), -1);
-    std::fill_n(top_logprobs.data(), top_logprobs.size(), 0.0f);
+    if (width > 0 && (top_ids->size() != count * width || top_logprobs->size() != count * width)) {
+        throw std::invalid_argument("the places of reported ids are not as many as the rows report");
+    }
     std::vector<SampleRow> rows(count);
     std::vector<SampleOut> out(count);
     for (size_t i = 0; i < count; i++) {
@@ -128,8 +136,8 @@ int64_t step(Replay& self, nb::handle inputs, nb::handle sample_rows, nb::handle
         r.num_bias = biases.of(i, r.bias_ids, r.bias_values);
         r.num_logprobs = s.logprobs;
         r.want_hash = want_hashes;
-        out[i].top_ids = top_ids.data() + i * width;
-        out[i].top_logprobs = top_logprobs.data() + i * width;
+        out[i].top_ids = width > 0 ? top_ids->data() + i * width : nullptr;
+        out[i].top_logprobs = width > 0 ? top_logprobs->data() + i * width : nullptr;
     }
     const StepView view{(int32_t)tokens.size(),
                         (int32_t)q_indptr.size() - 1,
@@ -153,7 +161,7 @@ int64_t step(Replay& self, nb::handle inputs, nb::handle sample_rows, nb::handle
     for (size_t i = 0; i < count; i++) {
         ids.data()[i] = out[i].id;
         logprob.data()[i] = out[i].logprob;
-        if (want_hashes) hashes.data()[i] = out[i].hash;
+        if (want_hashes) hashes->data()[i] = out[i].hash;
     }
     return std::chrono::duration_cast<std::chrono::nanoseconds>(ended - started).count();
 }

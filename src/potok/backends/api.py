@@ -49,11 +49,6 @@ class StepInputs:
         tokens, positions, q_indptr, kv_indptr, kv_blocks, _, copies = self.buffers
         return StepInputs(tokens, positions, q_indptr, kv_indptr, kv_blocks, out_rows, copies)
 
-    def without_tables(self) -> StepInputs:
-        """What the step computes, for whoever keeps it: block tables are the most of it by far."""
-        tokens, positions, q_indptr, _, _, out_rows, copies = self.buffers
-        return StepInputs(tokens, positions, q_indptr, array("i"), array("i"), out_rows, copies)
-
     @property
     def tokens(self) -> I32:
         return np.asarray(self.buffers[0])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from potok.backends.api import Backend, BackendInfo, Sampled, SampleRows, StepInputs
+from potok.backends.api import Backend, BackendInfo, Ints, Sampled, SampleRows, StepInputs
 from potok.backends.native.backend import NativeBackend
 from potok.bench.bound import Ceilings, Factors, ModelWork, StepWork, factors_of, step_seconds
 from potok.bench.work import best, mean, measure_ceilings, model_work, step_work
 from potok.engine.serve import Engine
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
+
+NO_TABLE = array("i")
 
 
 class TimedStep(NamedTuple):
@@ -33,19 +36,27 @@ class TimedBackend:
 
     def __init__(self, backend: Backend) -> None:
         self.info: BackendInfo = backend.info
-        self.steps: list[TimedStep] = []
         self._backend = backend
+        self._native = backend if isinstance(backend, NativeBackend) else None
+        self._steps: list[tuple[float, float, float, tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints]]] = []
 
     def step(self, inputs: StepInputs, rows: SampleRows) -> Sampled:
-        backend, native = self._backend, 0
-        if isinstance(backend, NativeBackend):
-            native = backend.computing_ns
+        """What it remembers is made into TimedSteps later: here it would count as time between two steps."""
+        native = self._native
+        before_ns = 0 if native is None else native.computing_ns
         started = time.perf_counter()
-        sampled = backend.step(inputs, rows)
+        sampled = self._backend.step(inputs, rows)
         ended = time.perf_counter()
-        spent = (backend.computing_ns - native) / 1e9 if isinstance(backend, NativeBackend) else ended - started
-        self.steps.append(TimedStep(started, ended, spent, inputs.without_tables()))
+        spent = ended - started if native is None else (native.computing_ns - before_ns) / 1e9
+        tokens, positions, q_indptr, _, _, out_rows, copies = inputs.buffers
+        self._steps.append((started, ended, spent, (tokens, positions, q_indptr, NO_TABLE, NO_TABLE, out_rows, copies)))
         return sampled
+
+    @property
+    def steps(self) -> list[TimedStep]:
+        return [
+            TimedStep(started, ended, spent, StepInputs(*buffers)) for started, ended, spent, buffers in self._steps
+        ]
 
 
 class StepFigures(NamedTuple):

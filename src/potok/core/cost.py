@@ -83,7 +83,7 @@ class CostModel:
         self._recent: deque[tuple[Work, int]] = deque(maxlen=RECENT)
         self.spread = 1.05
         if token_us:
-            self._add([(work, self._fixed(work)) for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0))], FIRST_GUESS)
+            self._add([(work, self.step_us(work)) for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0))], FIRST_GUESS)
 
     @property
     def known(self) -> bool:
@@ -91,7 +91,8 @@ class CostModel:
         return self._c[0] > 0 or self._c[1] > 0
 
     def step_us(self, work: Work) -> float:
-        return self._k * self._fixed(work)
+        c, (rows, sampled, decode, prompt) = self._c, work
+        return self._k * (c[0] + c[1] * rows + c[2] * sampled + c[3] * decode + c[4] * prompt)
 
     def idle_us(self) -> float:
         """Of a step of one row: the machine can do nothing in less."""
@@ -134,10 +135,6 @@ class CostModel:
     def _follow(self, expected: float, us: int) -> None:
         if expected > 0:  # a fit may find that all the cost is in what this step did not do
             self._k += FOLLOW * self._k * (min(us / expected, MOST_FOLLOWED) - 1)
-
-    def _fixed(self, work: Work) -> float:
-        c = self._c
-        return c[0] + c[1] * work[0] + c[2] * work[1] + c[3] * work[2] + c[4] * work[3]
 
     def _add(self, steps: Sequence[tuple[Work, float]], weight: float) -> None:
         """Steps in the order in which they ran, each with its time. weight: what the last of them counts."""
