@@ -6,8 +6,7 @@
 // 16-bit activations are taken as they lie: their high bytes (signed) meet levels at odd places, their low bytes
 // (unsigned) levels at even ones, and the sum is 256 high + low.
 //
-// Fewer rows and other forms are left to the table for AVX-512: P8K's groups are too short for a tile; P8 is most of
-// all the output head, read from memory once a step, and unpacking it first has less of that in flight.
+// Fewer rows and other forms are left to the table for AVX-512: P8K's groups are too short for a tile.
 #include "kernels/linear_task.inl"
 #include "kernels/panel_avx512.inl"
 
@@ -15,7 +14,7 @@ static constexpr int kTileHeight = 16;
 static constexpr int kMaxRows = 128;  // that share unpacked levels: their chains are 8 KiB
 
 static constexpr bool has_tiles(Packed f) {
-    return has_nibbles(f);
+    return has_nibbles(f) || f == Packed::P8;
 }
 
 // Some consecutive groups of one panel: levels as tiles, for low and for high bytes where activations have two.
@@ -165,6 +164,7 @@ static void linear_of(const LinearTask& t, const IntRows<T>& acts) {
         const int full = rows / kTileHeight * kTileHeight, left = rows - full, last = (left + 3) / 4 * 4;
         for (int panel = t.panel0; panel < t.panel1; panel++) {
             const uint8_t* data = t.weight->data + (size_t)panel * panel_bytes(F, k);
+            prefetch_out(t, row0, rows, panel);
             for (int g = 0; g < all; g += part) {
                 const int groups = all - g < part ? all - g : part;
                 unpack<F, T>(data, g, groups, w);

@@ -224,6 +224,7 @@ static void linear_unpacked(const LinearTask& t) {
         const uint8_t* data = t.weight->data + (size_t)panel * panel_bytes(F, k);
         for (int row = t.row0; row < t.row1;) {
             const int rows = even_part(t.row1 - row, kRowsAtOnce);
+            prefetch_out(t, row, rows, panel);
             zero_tile(acc, rows * kPanel);
             for (int k0 = 0; k0 < k; k0 += chunk_k<A>()) {
                 const int n = k - k0 < chunk_k<A>() ? k - k0 : chunk_k<A>();

@@ -9,6 +9,8 @@ namespace potok {
 namespace {
 
 constexpr int kAlign = 64;
+// Rows so many bytes apart, or a multiple, share one set of a first-level cache, which holds 8 to 12 of them.
+constexpr int kSetBytes = 4096;
 // Gates, and as many values they apply to, that one task holds at a time: with the levels of a panel they stay in the
 // first-level cache. Rows are cut so that this is at least a group of columns.
 constexpr int kGates = 4096, kGatedRows = kGates / kGroup;
@@ -131,7 +133,8 @@ void Replay::reserve(int tokens, int sampled) {
         const Place& p = places_[i];
         const bool is_logits = (int)i == logits_;
         const size_t rows = is_logits ? reserved_sampled_ : reserved_tokens_, groups = p.cols / kGroup;
-        const int ld = is_logits ? (int)round_up(p.cols, 64) : p.cols;
+        const int whole = is_logits ? (int)round_up(p.cols, 64) : p.cols;
+        const int ld = whole * 4 % kSetBytes ? whole : whole + 64;
         size_t bytes = kAlign;
         const auto take = [&](bool wanted, size_t n) {
             const size_t at = bytes;
