@@ -76,10 +76,12 @@ def _signed_6bit_rms() -> float:
 _SPREAD = {
     "Q4_0": 4.6, "Q4_1": 4.6, "Q5_0": 9.2, "Q5_1": 9.2, "Q8_0": 74.0, "IQ4_NL": 70.0,
     "Q2_K": 8.8 * 1.12, "Q3_K": _signed_6bit_rms() * 2.3, "Q4_K": 38 * 4.6, "Q5_K": 38 * 9.2,
-    "Q6_K": 74 * 18.5, "IQ4_XS": _signed_6bit_rms() * 70,
+    "Q6_K": 74 * 18.5, "IQ4_XS": _signed_6bit_rms() * 70, "Q8_1": 74.0, "Q8_K": 74.0, "Q1_0": 1.0, "TQ1_0": 0.82,
+    "TQ2_0": 0.82, "IQ1_S": 7.2, "IQ1_M": 7.2, "IQ2_XXS": 53.4, "IQ2_XS": 55.9, "IQ2_S": 56.3, "IQ3_XXS": 142.4,
+    "IQ3_S": 140.3, "MXFP4": 5.84, "NVFP4": 5.84,
 }  # fmt: skip
 #: Byte of d in a qblock, and of the minimum with its ratio to d where there is one.
-_D_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
+_D_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208, "TQ1_0": 52, "TQ2_0": 64}
 _MINIMUM = {"Q4_1": (2, -7.5), "Q5_1": (2, -15.5), "Q2_K": (82, 1.5), "Q4_K": (2, 7.5), "Q5_K": (2, 15.5)}
 
 
@@ -90,12 +92,17 @@ def random_rows(format: Format, rows: int, k: int, sigma: float, rng: np.random.
     num_qblocks = rows * k // format.qblock_elements
     qblocks = np.frombuffer(rng.bytes(num_qblocks * format.qblock_bytes), np.uint8).reshape(num_qblocks, -1).copy()
     d = rng.uniform(0.6, 1.4, num_qblocks) * (sigma / _SPREAD[format.name])
-    _put_half(qblocks, _D_AT.get(format.name, 0), d)
+    if format.name in _OTHER_SCALES:
+        _OTHER_SCALES[format.name](qblocks, d, rng)
+    else:
+        _put_half(qblocks, _D_AT.get(format.name, 0), d)
     if format.name in _MINIMUM:
         at, ratio = _MINIMUM[format.name]
         _put_half(qblocks, at, d * ratio)
     if format.name == "Q2_K":
         qblocks[:, :16] = (qblocks[:, :16] & 15) * 17  # each minimum belongs to its scale
+    if format.name == "TQ2_0":  # without the fourth level, which is none of -1, 0, 1
+        qblocks[:, :64] = rng.integers(0, 3, (num_qblocks, 64, 4), np.uint8) @ np.array([1, 4, 16, 64], np.uint8)
     if format.name in ("Q4_K", "Q5_K"):
         scales = rng.integers(16, 60, (num_qblocks, 8), np.uint8)
         qblocks[:, 4:16] = _pack_scales(scales, scales + rng.integers(0, 4, scales.shape, np.uint8) - 2)
@@ -112,6 +119,35 @@ def _float_rows(format: Format, values: npt.NDArray[np.float32]) -> U8:
 
 def _put_half(qblocks: U8, at: int, values: npt.NDArray[np.float64]) -> None:
     qblocks[:, at : at + 2] = values.astype("<f2")[:, None].view(np.uint8)
+
+
+def _put_float(qblocks: U8, d: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
+    qblocks[:, :4] = d.astype("<f4")[:, None].view(np.uint8)
+
+
+def _scatter_half(qblocks: U8, d: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
+    """IQ1_M: four bits of d at the top of each of the last four words."""
+    words = qblocks[:, 48:56].view("<u2")
+    digits = d.astype("<f2").view("<u2")[:, None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+    words[:] = words & 0xFFF | digits << 12
+
+
+def _put_power(qblocks: U8, d: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
+    """MXFP4: 2^(byte - 128), of the powers around d in such shares that their mean square is that of d."""
+    low = np.floor(np.log2(d))
+    share = ((d / 2**low) ** 2 - 1) / 3
+    qblocks[:, 0] = low + 128 + (rng.random(len(d)) < share)
+
+
+def _put_small_floats(qblocks: U8, d: npt.NDArray[np.float64], rng: np.random.Generator) -> None:
+    """NVFP4: for each 16, the float of 4 and 3 bits next to 2 d."""
+    codes = np.arange(0x7F)
+    floats = np.where(codes < 8, codes / 512, (8 + codes % 8) * 2.0 ** (codes // 8 - 10))
+    qblocks[:, :4] = np.abs(floats - 2 * d[:, None]).argmin(axis=1)[:, None]
+
+
+#: Where d is not one half. (qblocks, d of each, for what is drawn.)
+_OTHER_SCALES = {"Q8_K": _put_float, "IQ1_M": _scatter_half, "MXFP4": _put_power, "NVFP4": _put_small_floats}
 
 
 def _pack_scales(scales: U8, minimums: U8) -> U8:
@@ -154,9 +190,11 @@ def fixed(name: str, values: Sequence[float] | npt.NDArray[Any], format: str = "
 
 
 def _fallback(name: str, k: int) -> Format:
-    """The format that llama-quantize takes instead where rows are no multiple of 256."""
-    instead = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL"}
-    return BY_NAME[instead.get(name, name) if k % 256 else name]
+    """The format that llama-quantize takes instead where rows are no whole qblocks."""
+    instead = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+    if k % BY_NAME[name].qblock_elements == 0:
+        return BY_NAME[name]
+    return BY_NAME[instead.get(name, "IQ4_NL" if name.startswith("IQ") else "Q4_0")]
 
 
 def _more_bits(layer: int, layers: int) -> bool:
@@ -357,8 +395,11 @@ def write_gguf(path: Path, metadata: dict[str, Any], tensors: Sequence[TensorSou
 #: What readers take the whole file for, as llama-quantize numbers its mixes.
 _FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12, "Q4_K": 14,
-    "Q4_K_M": 15, "Q5_K": 17, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32,
+    "Q4_K_M": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25,
+    "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+    "NVFP4": 39, "Q1_0": 40,
 }  # fmt: skip
+_NO_FILE_TYPE = 1024  # no mix is named after the format
 
 
 def make_model(path: str | Path, shape: str, format: str | None = None, seed: int = 0) -> Path:
@@ -374,7 +415,7 @@ def make_model(path: str | Path, shape: str, format: str | None = None, seed: in
         "general.architecture": arch,
         "general.name": f"synthetic {shape} {requested} seed {seed}",
         "general.quantization_version": 2,
-        "general.file_type": _FILE_TYPES[requested],
+        "general.file_type": _FILE_TYPES.get(requested, _NO_FILE_TYPE),
         f"{arch}.block_count": s.layers,
         f"{arch}.context_length": s.context,
         f"{arch}.embedding_length": s.dim,

@@ -12,6 +12,7 @@ from make_model import SHAPES, llama3_rope_factors, make_model
 
 from potok.errors import LoadError
 from potok.model.config import ModelConfig
+from potok.weights import codebooks
 from potok.weights.default_model import find_default_model
 from potok.weights.formats import FORMATS, dequantize
 from potok.weights.gguf import GGUFFile, Tensor
@@ -160,9 +161,9 @@ def test_a_misshapen_tensor_is_named(files: dict[str, GGUFFile]) -> None:
 
 
 def test_a_format_without_values_is_named(files: dict[str, GGUFFile]) -> None:
-    format = next(f for f in FORMATS.values() if f.name == "IQ3_S")
+    format = next(f for f in FORMATS.values() if f.name == "I16")
     file = with_tensor(files["tiny-llama"], "blk.1.ffn_up.weight", type=format)
-    with pytest.raises(LoadError, match=r"tensor 'blk.1.ffn_up.weight' is stored as IQ3_S, .* use one of F32"):
+    with pytest.raises(LoadError, match=r"tensor 'blk.1.ffn_up.weight' is stored as I16, .* use one of F32"):
         read_config(file)
 
 
@@ -187,6 +188,18 @@ def test_rope_factors_of_the_synthetic_model_are_those_of_llama_3(files: dict[st
     assert values[0] == 1
     assert values[-1] == 32
     assert (np.diff(values) >= 0).all()
+
+
+def test_a_codebook_that_is_not_installed_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f: GGUFFile.open(make_model(tmp_path / f, "tiny-llama-256", f)) for f in ("IQ3_XXS", "IQ4_XS", "TQ2_0")}
+    assert read_config(files["IQ3_XXS"]).num_layers == 2
+    monkeypatch.setattr(codebooks, "find_spec", lambda name: None)
+    with pytest.raises(
+        LoadError, match=r"tensor 'token_embd.weight' is stored as IQ3_XXS, .* pip install 'potok\[iq\]'"
+    ):
+        read_config(files["IQ3_XXS"])
+    for format in ("IQ4_XS", "TQ2_0"):  # have none
+        read_config(files[format])
 
 
 ANY_VALUE = st.one_of(

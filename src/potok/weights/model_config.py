@@ -15,6 +15,7 @@ from potok.errors import LoadError
 from potok.model.config import ModelConfig
 from potok.model.families import FAMILIES
 from potok.model.plan import Node, Op, Plan
+from potok.weights import codebooks
 from potok.weights.formats import supported_formats
 from potok.weights.gguf import GGUFFile, Tensor
 
@@ -206,6 +207,11 @@ def _check_tensors(file: GGUFFile, config: ModelConfig, plan: Plan) -> None:
             raise LoadError(
                 f"{file.path.name}: tensor {name!r} is stored as {tensor.type.name}, which is not supported: "
                 f"use one of {supported_formats()}."
+            )
+        if tensor.type.has_codebook and not codebooks.installed():
+            raise LoadError(
+                f"{file.path.name}: tensor {name!r} is stored as {tensor.type.name}, whose codebook comes with another "
+                f"package: {codebooks.INSTALL}"
             )
     # A tensor that nothing reads means a variant of the architecture whose answers would be silently wrong.
     unread = [name for name in file.tensors if name not in needed]
