@@ -33,6 +33,7 @@ from potok.bench.record import keep
 from potok.bench.work import best, measure_ceilings
 from potok.model.precision import INTEGER_FORMATS, Activation
 from potok.weights.formats import FORMATS, Format
+from potok.weights.rewritten import LEVELS, REWRITTEN
 
 RESULTS = Path(__file__).parent / "results" / "kernels.jsonl"
 CALL_SECONDS = 0.002
@@ -147,7 +148,7 @@ def cached_cases(isa: str, rows: list[int]) -> Iterator[Case]:
 
 def streamed_cases(isa: str, only: str) -> Iterator[Case]:
     for format, act in linears():
-        cheapest = act is not Activation.A16 or INTEGER_FORMATS[format.name] > 5
+        cheapest = act is not Activation.A16 or INTEGER_FORMATS.get(format.name, 8) > 5
         if cheapest and only in f"{STREAMED} {format.name} {act.name}":
             n = STREAM_BYTES // format.nbytes(STREAM_K) // 16 * 16
             yield linear_case(isa, format, act, 1, n, STREAM_K, streamed=True)
@@ -157,9 +158,9 @@ def streamed_cases(isa: str, only: str) -> Iterator[Case]:
 
 
 def linears() -> Iterator[tuple[Format, Activation]]:
-    """Every packed format with every form of activations that its kernels take."""
+    """Every form of weights, by a format that it holds as it is, with every form of activations that it takes."""
     for format in FORMATS.values():
-        if format.name not in PACKED:
+        if format.name not in PACKED or format.name in REWRITTEN:
             continue
         bits = INTEGER_FORMATS.get(format.name)
         if bits is None:
@@ -168,10 +169,11 @@ def linears() -> Iterator[tuple[Format, Activation]]:
             if bits <= 5:
                 yield format, Activation.A8
             yield format, Activation.A16
+    yield LEVELS, Activation.A16
 
 
 def linear_case(isa: str, format: Format, act: Activation, m: int, n: int, k: int, *, streamed: bool) -> Case:
-    rng = np.random.default_rng(format.id)
+    rng = np.random.default_rng(abs(format.id))
     linear = kernels.Linear(isa, format.id, int(act), random_weight(rng, format, n, k), k)
     x = rng.standard_normal((m, k), dtype=np.float32)
     out = np.empty((m, n), np.float32)
@@ -195,11 +197,12 @@ def linear_goal(format: Format, act: Activation, m: int) -> float | None:
         return 13.0
     if format.name in ("F16", "BF16"):
         return 12.0 if m >= 12 else 11.0
-    if INTEGER_FORMATS[format.name] > 5:
+    bits = INTEGER_FORMATS.get(format.name, 8)
+    if bits > 5:
         return 17.0 if m >= 12 else 14.0
     if act is Activation.A16:
         return 17.0 if m >= 12 else None
-    return 24.0 if INTEGER_FORMATS[format.name] == 4 else 20.0
+    return 24.0 if bits == 4 else 20.0
 
 
 def random_weight(rng: np.random.Generator, format: Format, n: int, k: int) -> np.ndarray:
@@ -214,6 +217,8 @@ def random_weight(rng: np.random.Generator, format: Format, n: int, k: int) -> n
     else:
         # Bytes below 0x3c leave every half that may be among them below 1.
         raw = rng.integers(0, 0x3C, (min(n, 64), format.nbytes(k)), dtype=np.uint8)
+        if format is LEVELS:
+            raw.reshape(-1, format.qblock_bytes)[:, :8] = np.ones(2, np.float32).view(np.uint8)
     return np.tile(raw, (-(-n // len(raw)), 1))[:n]
 
 

@@ -25,18 +25,23 @@ struct AtCacheLine {
 
 template <class T>
 struct Integers {
-    Integers(int rows, int cols)
-        : q((size_t)rows * cols), d((size_t)rows * (cols / kGroup)), s(d.size()), sum(d.size()) {}
-    IntRows<T> view() { return {q.data(), d.data(), s.data(), sum.data()}; }
+    Integers(int rows, int cols, bool sums_of_16)
+        : q((size_t)rows * cols),
+          d((size_t)rows * (cols / kGroup)),
+          s(d.size()),
+          sum(d.size()),
+          s16(sums_of_16 ? 2 * d.size() : 0) {}
+    IntRows<T> view() { return {q.data(), d.data(), s.data(), sum.data(), s16.empty() ? nullptr : s16.data()}; }
     std::vector<T, AtCacheLine<T>> q;
     std::vector<float> d, s;
     std::vector<int32_t> sum;
+    std::vector<float> s16;
 };
 
 // Activations in every form; buffers live as long as this. x: [rows][cols].
 struct Activations {
     Activations(const Kernels& kernels, const float* x, int rows, int cols)
-        : f32(x, x + (size_t)rows * cols), a8(rows, cols), a16(rows, cols), cols(cols) {
+        : f32(x, x + (size_t)rows * cols), a8(rows, cols, true), a16(rows, cols, true), cols(cols) {
         for (int r = 0; r < rows; r++) {
             const size_t at = (size_t)r * cols;
             kernels.quantize_a8(x + at, cols, a8.view(), at);

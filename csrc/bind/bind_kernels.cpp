@@ -46,12 +46,12 @@ void linear(const std::string& isa, int source, int act, Matrix<const uint8_t> w
 
 void quantize_a8(const std::string& isa, Vector<const float> x, Vector<int8_t> q, Vector<float> d, Vector<float> s,
                  Vector<int32_t> sum) {
-    kernels_of(isa).quantize_a8(x.data(), (int)x.shape(0), {q.data(), d.data(), s.data(), sum.data()}, 0);
+    kernels_of(isa).quantize_a8(x.data(), (int)x.shape(0), {q.data(), d.data(), s.data(), sum.data(), nullptr}, 0);
 }
 
 void quantize_a16(const std::string& isa, Vector<const float> x, Vector<int16_t> q, Vector<float> d, Vector<float> s,
                   Vector<int32_t> sum) {
-    kernels_of(isa).quantize_a16(x.data(), (int)x.shape(0), {q.data(), d.data(), s.data(), sum.data()}, 0);
+    kernels_of(isa).quantize_a16(x.data(), (int)x.shape(0), {q.data(), d.data(), s.data(), sum.data(), nullptr}, 0);
 }
 
 void rms_norm(const std::string& isa, Vector<const float> x, Vector<const float> weight, float eps, Vector<float> out) {

@@ -25,13 +25,21 @@ using OpTuple = std::tuple<int, int, int, int, bool, int, std::vector<int>, std:
 using Ints = Vector<const int32_t>;
 using Floats = Vector<const float>;
 
-int add_weight(Replay& self, int source, int act, int k, Matrix<const uint8_t> rows) {
+int add_weight(Replay& self, int source, int act, int n, int k) {
+    if (k % source_qblock((Source)source) != 0) throw std::invalid_argument("k is no multiple of the type's qblock");
+    return self.add_weight(packed_form((Source)source), (Act)act, n, k);
+}
+
+void pack_rows(Replay& self, int weight, int source, int first, Matrix<const uint8_t> rows) {
     const Source s = (Source)source;
-    if (k % source_qblock(s) != 0 || rows.shape(1) != source_row_bytes(s, k)) {
-        throw std::invalid_argument("rows do not have the bytes of k elements");
+    const PackedWeight& w = self.weight(weight);
+    if (packed_form(s) != w.format || rows.shape(1) != source_row_bytes(s, w.k)) {
+        throw std::invalid_argument("rows are not those of the weight");
     }
+    const int n = (int)rows.shape(0);
+    if (first % kPanel != 0 || first < 0 || n > w.n - first) throw std::invalid_argument("rows have no place there");
     nb::gil_scoped_release release;
-    return self.add_weight(s, (Act)act, (int)rows.shape(0), k, rows.data());
+    self.pack_rows(weight, s, first, n, rows.data());
 }
 
 void set_plan(Replay& self, std::tuple<int, int, int, int, int, int> sizes, bool rope_halves, float norm_eps,
@@ -193,8 +201,10 @@ void bind_replay(nb::module_& m) {
                 new (self) Replay(kernels_of(isa), threads, Placement{huge_pages, nodes});
             },
             "isa"_a, "threads"_a, "huge_pages"_a = true, "nodes"_a = std::vector<int>())
-        .def("add_weight", &add_weight, "source"_a, "act"_a, "k"_a, "rows"_a,
-             "Packs rows [n, bytes] of a tensor type of the file; gives the weight's index.")
+        .def("add_weight", &add_weight, "source"_a, "act"_a, "n"_a, "k"_a,
+             "Memory for a tensor type of the file, or of formats.LEVELS and LEVELS_K; gives the weight's index.")
+        .def("pack_rows", &pack_rows, "weight"_a, "source"_a, "first"_a, "rows"_a,
+             "Packs rows [some, bytes] of the weight, from `first` on, a multiple of 16.")
         .def(
             "add_vector", [](Replay& self, Floats v) { return self.add_vector(v.data(), (int)v.shape(0)); }, "values"_a)
         .def("set_plan", &set_plan, "sizes"_a, "rope_halves"_a, "norm_eps"_a, "places"_a, "ops"_a, "logits"_a)

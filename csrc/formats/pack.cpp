@@ -39,6 +39,14 @@ void put_bytes(const int8_t levels[32], int column, uint8_t* qblock) {
     }
 }
 
+void put_bit_pairs(const uint8_t levels[32], int column, uint8_t* qblock) {
+    for (int half = 0; half < 2; half++) {
+        uint32_t four = 0;
+        for (int j = 0; j < 4; j++) four |= load32(levels + 16 * half + 4 * j) << (2 * j);
+        memcpy(qblock + 64 * half + 4 * column, &four, 4);
+    }
+}
+
 void put_half(const uint8_t* half, int column, uint8_t* at) {
     memcpy(at + 2 * column, half, 2);
 }
@@ -94,6 +102,17 @@ void pack_iq4_nl(const uint8_t* row, int k, int column, uint8_t* panel) {
     }
 }
 
+// 2 x d f32, of 16 elements each | 32 signed bytes
+void pack_levels(const uint8_t* row, int k, int column, uint8_t* panel) {
+    for (int g = 0; g < k / kGroup; g++, row += 40) {
+        uint8_t* out = panel + qblock_at(Packed::P8S, g);
+        put_bytes((const int8_t*)row + 8, column, out);
+        uint8_t* scales = out + level_bytes(Packed::P8S) + 4 * column;
+        memcpy(scales, row, 4);
+        memcpy(scales + 4 * kPanel, row + 4, 4);
+    }
+}
+
 // --- types with superblocks of 256 -------------------------------------------------------------------------------
 
 // Q4_K: d f16 | dmin f16 | 12 bytes of scales | 4 x 32 bytes of nibbles: the low ones are one group, the high the next
@@ -121,6 +140,23 @@ void pack_min_k(const uint8_t* row, int k, int column, uint8_t* panel) {
             uint8_t* out = panel + qblock_at(F, 8 * b + g);
             put_nibbles(levels, column, out);
             if (bits) put_high_bits(levels, column, out);
+        }
+    }
+}
+
+// 16 bytes: scale in the low nibble, minimum in the high one | 64 bytes of two bits | d f16 | dmin f16; in each half of
+// 128 elements the lowest bits of 32 bytes come first.
+void pack_q2_k(const uint8_t* row, int k, int column, uint8_t* panel) {
+    uint8_t levels[32];
+    for (int b = 0; b < k / kSuperblock; b++, row += 84) {
+        uint8_t* header = panel + header_at(Packed::P2K, 8 * b);
+        put_half(row + 80, column, header);
+        put_half(row + 82, column, header + 32);
+        for (int i = 0; i < 16; i++) header[64 + kPanel * i + column] = row[i];
+        for (int g = 0; g < 8; g++) {
+            const uint8_t* q = row + 16 + 32 * (g / 4);
+            for (int i = 0; i < 32; i++) levels[i] = q[i] >> (2 * (g % 4)) & 3;
+            put_bit_pairs(levels, column, panel + qblock_at(Packed::P2K, 8 * b + g));
         }
     }
 }
@@ -174,6 +210,12 @@ void decode_iq4_xs(const uint8_t* p, Signed256& out) {
     }
 }
 
+// d f16 | 16 signed scales | 256 signed bytes
+void decode_levels_k(const uint8_t* p, Signed256& out) {
+    memcpy(out.scales, p + 2, 16);
+    memcpy(out.levels, p + 18, 256);
+}
+
 template <void (*Decode)(const uint8_t*, Signed256&), int Bytes, int HalfAt>
 void pack_signed_k(const uint8_t* row, int k, int column, uint8_t* panel) {
     Signed256 values;
@@ -215,11 +257,14 @@ constexpr Type kTypes[] = {
     {Source::Q5_1, Packed::P5M, 32, 24, pack_simple<Packed::P5M>},
     {Source::Q8_0, Packed::P8, 32, 34, pack_q8_0},
     {Source::IQ4_NL, Packed::P8, 32, 18, pack_iq4_nl},
+    {Source::Q2_K, Packed::P2K, 256, 84, pack_q2_k},
     {Source::Q4_K, Packed::P4K, 256, 144, pack_min_k<Packed::P4K>},
     {Source::Q5_K, Packed::P5K, 256, 176, pack_min_k<Packed::P5K>},
     {Source::Q6_K, Packed::P8K, 256, 210, pack_signed_k<decode_q6_k, 210, 208>},
     {Source::Q3_K, Packed::P8K, 256, 110, pack_signed_k<decode_q3_k, 110, 108>},
     {Source::IQ4_XS, Packed::P8K, 256, 136, pack_signed_k<decode_iq4_xs, 136, 0>},
+    {Source::Levels, Packed::P8S, 32, 40, pack_levels},
+    {Source::LevelsK, Packed::P8K, 256, 274, pack_signed_k<decode_levels_k, 274, 0>},
 };
 
 const Type& type_of(Source source) {

@@ -8,8 +8,11 @@
 
 namespace potok {
 
-// Tensor types of GGUF files that have a packed form. Layouts of their qblocks: pack.cpp.
+// Tensor types of GGUF files that have a packed form, and two that stand in no file: what the others are rewritten as.
+// Layouts of their qblocks: pack.cpp.
 enum class Source : int32_t {
+    LevelsK = -2,
+    Levels = -1,
     F32 = 0,
     F16 = 1,
     Q4_0 = 2,
@@ -17,6 +20,7 @@ enum class Source : int32_t {
     Q5_0 = 6,
     Q5_1 = 7,
     Q8_0 = 8,
+    Q2_K = 10,
     Q3_K = 11,
     Q4_K = 12,
     Q5_K = 13,

@@ -11,6 +11,7 @@ static inline float half_at(const uint8_t* p, int index) {
 template <Packed F>
 static inline int level(const uint8_t* panel, int group, int c, int r) {
     const uint8_t* q = panel + qblock_at(F, group);
+    if (F == Packed::P2K) return q[64 * (r / 16) + 4 * c + r % 4] >> (2 * (r / 4 % 4)) & 3;
     if (!has_nibbles(F)) {
         const int pair = 2 * (r / 4) + r % 2, element = r / 2 % 2;
         return (int8_t)q[32 * pair + 2 * c + element];
@@ -21,22 +22,31 @@ static inline int level(const uint8_t* panel, int group, int c, int r) {
     return value - zero_point(F);
 }
 
-// What it is multiplied by. half: of the qblock, for the form with a scale for each 16 k.
+// What it is multiplied by. half: of the qblock, for the forms with a scale for each 16 k.
 template <Packed F>
 static inline float scale(const uint8_t* panel, int group, int half, int c) {
-    if (!has_header(F)) return half_at(panel + qblock_at(F, group) + level_bytes(F), c);
-    const uint8_t* header = panel + header_at(F, group);
-    if (F == Packed::P8K) {
-        return half_at(header, c) * (float)(int8_t)header[32 + kPanel * (2 * (group % 8) + half) + c];
+    const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
+    if (F == Packed::P8S) {
+        float d;
+        memcpy(&d, own + 4 * (kPanel * half + c), 4);
+        return d;
     }
+    if (!has_header(F)) return half_at(own, c);
+    const uint8_t* header = panel + header_at(F, group);
+    const int sixteen = 2 * (group % 8) + half;
+    if (F == Packed::P2K) return half_at(header, c) * (float)(header[64 + kPanel * sixteen + c] & 15);
+    if (F == Packed::P8K) return half_at(header, c) * (float)(int8_t)header[32 + kPanel * sixteen + c];
     return half_at(header, c) * (float)header[64 + kPanel * (group % 8) + c];
 }
 
 // What is added, for the forms that have it.
 template <Packed F>
-static inline float minimum(const uint8_t* panel, int group, int c) {
+static inline float minimum(const uint8_t* panel, int group, int half, int c) {
     if (!has_header(F)) return half_at(panel + qblock_at(F, group) + level_bytes(F) + 2 * kPanel, c);
     const uint8_t* header = panel + header_at(F, group);
+    if (F == Packed::P2K) {
+        return -(half_at(header + 32, c) * (float)(header[64 + kPanel * (2 * (group % 8) + half) + c] >> 4));
+    }
     return -(half_at(header + 32, c) * (float)header[192 + kPanel * (group % 8) + c]);
 }
 
@@ -54,7 +64,7 @@ static void unpack_column(const uint8_t* panel, int k, int c, float* out) {
         } else {
             const int group = i / kGroup, r = i % kGroup;
             const float value = (float)level<F>(panel, group, c, r) * scale<F>(panel, group, r / 16, c);
-            out[i] = has_minimum(F) ? value + minimum<F>(panel, group, c) : value;
+            out[i] = has_minimum(F) ? value + minimum<F>(panel, group, r / 16, c) : value;
         }
     }
 }

@@ -45,6 +45,7 @@ static inline void quantize(const float* x, int cols, float limit, const IntRows
             memset(q, 0, kGroup * sizeof(T));
             out.d[g] = out.s[g] = __builtin_nanf("");
             out.sum[g] = 0;
+            if (out.s16) out.s16[2 * g] = out.s16[2 * g + 1] = __builtin_nanf("");
             continue;
         }
         const float amax = max_tree(max(abs(a), abs(b))), d = amax / limit;
@@ -56,6 +57,10 @@ static inline void quantize(const float* x, int cols, float limit, const IntRows
         out.d[g] = d;
         out.s[g] = d * sum;
         out.sum[g] = (int32_t)sum;
+        if (out.s16) {
+            out.s16[2 * g] = d * sum_tree(low);
+            out.s16[2 * g + 1] = d * sum_tree(high);
+        }
     }
 }
 

@@ -59,19 +59,19 @@ static void linear_of(const LinearTask& t) {
 // Float weights take float activations, 8-bit ones 16-bit activations, the others what was chosen for the tensor.
 static void linear(const LinearTask& t) {
     switch (t.weight->format) {
-#define POTOK_LINEAR(form)                                \
-    case Packed::form:                                    \
-        if constexpr (is_float(Packed::form)) {           \
-            linear_of<Packed::form, Act::F32>(t);         \
-        } else if constexpr (has_nibbles(Packed::form)) { \
-            if (t.weight->act == Act::A8) {               \
-                linear_of<Packed::form, Act::A8>(t);      \
-            } else {                                      \
-                linear_of<Packed::form, Act::A16>(t);     \
-            }                                             \
-        } else {                                          \
-            linear_of<Packed::form, Act::A16>(t);         \
-        }                                                 \
+#define POTOK_LINEAR(form)                                     \
+    case Packed::form:                                         \
+        if constexpr (is_float(Packed::form)) {                \
+            linear_of<Packed::form, Act::F32>(t);              \
+        } else if constexpr (has_small_levels(Packed::form)) { \
+            if (t.weight->act == Act::A8) {                    \
+                linear_of<Packed::form, Act::A8>(t);           \
+            } else {                                           \
+                linear_of<Packed::form, Act::A16>(t);          \
+            }                                                  \
+        } else {                                               \
+            linear_of<Packed::form, Act::A16>(t);              \
+        }                                                      \
         break;
         POTOK_FORMS(POTOK_LINEAR)
 #undef POTOK_LINEAR

@@ -66,10 +66,19 @@ static inline Scales scales_of(const uint8_t* panel, const Header& h, int group,
     Scales out;
     const uint8_t* header = panel + header_at(F, group);
     const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
+    const int sixteen = 2 * (group % 8) + half;
     POTOK_UNROLL for (int i = 0; i < 2; i++) {
-        if (F == Packed::P8K) {
-            const uint8_t* row = header + 32 + kPanel * (2 * (group % 8) + half) + 8 * i;
+        if (F == Packed::P8S) {
+            out.d[i] = _mm256_loadu_ps((const float*)(own + 64 * half + 32 * i));
+        } else if (F == Packed::P8K) {
+            const uint8_t* row = header + 32 + kPanel * sixteen + 8 * i;
             out.d[i] = _mm256_mul_ps(signed8(row), _mm256_load_ps(h.d + 8 * i));
+        } else if (F == Packed::P2K) {
+            const __m128i row = _mm_loadl_epi64((const __m128i*)(header + 64 + kPanel * sixteen + 8 * i));
+            const __m256i both = _mm256_cvtepu8_epi32(row);
+            const __m256 sc = _mm256_cvtepi32_ps(_mm256_and_si256(both, _mm256_set1_epi32(15)));
+            out.d[i] = _mm256_mul_ps(sc, _mm256_load_ps(h.d + 8 * i));
+            out.m[i] = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(both, 4)), _mm256_load_ps(h.m + 8 * i));
         } else if (has_header(F)) {
             const uint8_t* row = header + 64 + kPanel * (group % 8) + 8 * i;
             out.d[i] = _mm256_mul_ps(unsigned8(row), _mm256_load_ps(h.d + 8 * i));
@@ -82,10 +91,11 @@ static inline Scales scales_of(const uint8_t* panel, const Header& h, int group,
     return out;
 }
 
-// The end of a group's chain: acc = fma(m, s, acc), then fma(d_w d_a, float(dot), acc), 16 columns of one row.
+// The end of a group's chain, or of half of it: acc = fma(m, s, acc), then fma(d_w d_a, float(dot), acc), 16 columns
+// of one row.
 template <Packed F, class T>
-static inline void finish_group(float* acc, __m256i dot0, __m256i dot1, const Scales& w, const IntRows<T>& a,
-                                size_t at) {
+static inline void finish_group(float* acc, __m256i dot0, __m256i dot1, const Scales& w, const IntRows<T>& a, size_t at,
+                                int half) {
     if (zero_point(F)) {
         const __m256i zeros = _mm256_mullo_epi32(_mm256_set1_epi32(a.sum[at]), _mm256_set1_epi32(zero_point(F)));
         dot0 = _mm256_sub_epi32(dot0, zeros);
@@ -94,7 +104,7 @@ static inline void finish_group(float* acc, __m256i dot0, __m256i dot1, const Sc
     const __m256 d = _mm256_broadcast_ss(a.d + at);
     __m256 x0 = _mm256_load_ps(acc), x1 = _mm256_load_ps(acc + 8);
     if (has_minimum(F)) {
-        const __m256 s = _mm256_broadcast_ss(a.s + at);
+        const __m256 s = _mm256_broadcast_ss(sums_of<F>(a) + scales_per_group(F) * at + half);
         x0 = _mm256_fmadd_ps(w.m[0], s, x0);
         x1 = _mm256_fmadd_ps(w.m[1], s, x1);
     }
@@ -108,20 +118,25 @@ static inline __m256i to_bit4(__m256i plane, int bit) {
     return _mm256_and_si256(moved, _mm256_set1_epi8(16));
 }
 
-// Levels of k = 8 j + 4 h + 0..3 for 8 columns (half 0: columns 0-7), as unsigned bytes.
+// Vector j of a group's levels holds 8 k, or 16 of the pairs of bits, for 8 columns (half 0: columns 0-7). Its next
+// four k but 4 h, as unsigned bytes.
 template <Packed F>
 static inline __m256i level_bytes_of(const uint8_t* q, __m256i nibbles, int j, int h, int half) {
+    if (F == Packed::P2K) return _mm256_and_si256(_mm256_srli_epi16(nibbles, 2 * h), _mm256_set1_epi8(3));
     const __m256i v = _mm256_and_si256(h ? _mm256_srli_epi16(nibbles, 4) : nibbles, _mm256_set1_epi8(15));
     if (!has_high_bits(F)) return v;
     return _mm256_or_si256(v, to_bit4(load_i256(q + 256 + 32 * half), 2 * j + h));
 }
 
-// Pair p of the 8 k at j: (0,2) (1,3) (4,6) (5,7), for 8 columns, as 16-bit lanes.
+// Its pair p: (0,2) (1,3) (4,6) (5,7) and so on, as 16-bit lanes.
 template <Packed F>
 static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, int j, int p, int half) {
     if (has_high_bits(F)) {
         const __m256i bytes = level_bytes_of<F>(q, nibbles, j, p / 2, half);
         return p % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+    }
+    if (F == Packed::P2K) {
+        return _mm256_and_si256(_mm256_srli_epi16(nibbles, p / 2 * 2 + p % 2 * 8), _mm256_set1_epi16(3));
     }
     const int shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
     const __m256i v = _mm256_srli_epi16(nibbles, shift);
@@ -132,6 +147,8 @@ static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, int j, i
 // (4 * 31 * 127 * 2 = 31496), so those are widened halfway.
 template <Packed F, int Rows>
 static void tile_a8(const uint8_t* panel, const IntRows<int8_t>& a, int k, float* acc) {
+    constexpr int scales_of_group = scales_per_group(F), vectors = level_vectors(F) / scales_of_group;
+    constexpr int quads = 8 / level_vectors(F);
     const __m256i ones = _mm256_set1_epi16(1);
     const int groups = k / kGroup;
     Header header{};
@@ -141,38 +158,41 @@ static void tile_a8(const uint8_t* panel, const IntRows<int8_t>& a, int k, float
         const uint8_t* q = panel + qblock_at(F, g);
         const int8_t* x = a.q + g * kGroup;
         prefetch(q, qblock_bytes(F));
-        __m256i c[Rows][2];
         alignas(32) int32_t first[has_high_bits(F) ? Rows * kPanel : 1];
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
-        POTOK_UNROLL for (int j = 0; j < 4; j++) {
-            if (has_high_bits(F) && j == 2) {
-                POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                    POTOK_UNROLL for (int i = 0; i < 2; i++) {
-                        _mm256_store_si256((__m256i*)(first + r * kPanel + 8 * i), _mm256_madd_epi16(ones, c[r][i]));
-                        c[r][i] = _mm256_setzero_si256();
+        POTOK_UNROLL for (int half = 0; half < scales_of_group; half++) {
+            __m256i c[Rows][2];
+            POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
+            POTOK_UNROLL for (int j = half * vectors; j < (half + 1) * vectors; j++) {
+                if (has_high_bits(F) && j == 2) {
+                    POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+                        POTOK_UNROLL for (int i = 0; i < 2; i++) {
+                            const __m256i sums = _mm256_madd_epi16(ones, c[r][i]);
+                            _mm256_store_si256((__m256i*)(first + r * kPanel + 8 * i), sums);
+                            c[r][i] = _mm256_setzero_si256();
+                        }
+                    }
+                }
+                const __m256i n0 = load_i256(q + 64 * j), n1 = load_i256(q + 64 * j + 32);
+                POTOK_UNROLL for (int h = 0; h < quads; h++) {
+                    __m256i w0 = level_bytes_of<F>(q, n0, j, h, 0), w1 = level_bytes_of<F>(q, n1, j, h, 1);
+                    POTOK_KEEP(w0);
+                    POTOK_KEEP(w1);
+                    POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+                        const __m256i v = broadcast32(x + (size_t)r * k + 4 * (quads * j + h));
+                        POTOK_MUBS(c[r][0], w0, v);
+                        POTOK_MUBS(c[r][1], w1, v);
                     }
                 }
             }
-            const __m256i n0 = load_i256(q + 64 * j), n1 = load_i256(q + 64 * j + 32);
-            POTOK_UNROLL for (int h = 0; h < 2; h++) {
-                __m256i w0 = level_bytes_of<F>(q, n0, j, h, 0), w1 = level_bytes_of<F>(q, n1, j, h, 1);
-                POTOK_KEEP(w0);
-                POTOK_KEEP(w1);
-                POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                    const __m256i v = broadcast32(x + (size_t)r * k + 8 * j + 4 * h);
-                    POTOK_MUBS(c[r][0], w0, v);
-                    POTOK_MUBS(c[r][1], w1, v);
+            const Scales scales = scales_of<F>(panel, header, g, half);
+            POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+                __m256i dot0 = _mm256_madd_epi16(ones, c[r][0]), dot1 = _mm256_madd_epi16(ones, c[r][1]);
+                if (has_high_bits(F)) {
+                    dot0 = _mm256_add_epi32(dot0, _mm256_load_si256((const __m256i*)(first + r * kPanel)));
+                    dot1 = _mm256_add_epi32(dot1, _mm256_load_si256((const __m256i*)(first + r * kPanel + 8)));
                 }
+                finish_group<F>(acc + r * kPanel, dot0, dot1, scales, a, (size_t)r * groups + g, half);
             }
-        }
-        const Scales scales = scales_of<F>(panel, header, g, 0);
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-            __m256i dot0 = _mm256_madd_epi16(ones, c[r][0]), dot1 = _mm256_madd_epi16(ones, c[r][1]);
-            if (has_high_bits(F)) {
-                dot0 = _mm256_add_epi32(dot0, _mm256_load_si256((const __m256i*)(first + r * kPanel)));
-                dot1 = _mm256_add_epi32(dot1, _mm256_load_si256((const __m256i*)(first + r * kPanel + 8)));
-            }
-            finish_group<F>(acc + r * kPanel, dot0, dot1, scales, a, (size_t)r * groups + g);
         }
     }
 }
@@ -180,7 +200,8 @@ static void tile_a8(const uint8_t* panel, const IntRows<int8_t>& a, int k, float
 // Sums are exact in int32: |dot| <= 32 * 31 * 32767 for 5-bit levels, 32 * 128 * 32767 < 2^28 for bytes.
 template <Packed F, int Rows>
 static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, float* acc) {
-    constexpr int scales_per_group = F == Packed::P8K ? 2 : 1, pairs = 16 / scales_per_group;
+    constexpr int scales_of_group = scales_per_group(F), pairs = 16 / scales_of_group;
+    constexpr int pairs_of_vector = 16 / level_vectors(F);
     const int groups = k / kGroup;
     Header header{};
     zero_tile(acc, Rows * kPanel);
@@ -189,15 +210,15 @@ static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, flo
         const uint8_t* q = panel + qblock_at(F, g);
         const int16_t* x = a.q + g * kGroup;
         prefetch(q, qblock_bytes(F));
-        POTOK_UNROLL for (int half = 0; half < scales_per_group; half++) {
+        POTOK_UNROLL for (int half = 0; half < scales_of_group; half++) {
             __m256i c[Rows][2];
             POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
             POTOK_UNROLL for (int p = half * pairs; p < (half + 1) * pairs; p++) {
                 __m256i w0, w1;
-                if (has_nibbles(F)) {
-                    const int j = p / 4;
-                    w0 = level_pairs_of<F>(q, load_i256(q + 64 * j), j, p % 4, 0);
-                    w1 = level_pairs_of<F>(q, load_i256(q + 64 * j + 32), j, p % 4, 1);
+                if (has_small_levels(F)) {
+                    const int j = p / pairs_of_vector, i = p % pairs_of_vector;
+                    w0 = level_pairs_of<F>(q, load_i256(q + 64 * j), j, i, 0);
+                    w1 = level_pairs_of<F>(q, load_i256(q + 64 * j + 32), j, i, 1);
                 } else {
                     w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + 32 * p)));
                     w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + 32 * p + 16)));
@@ -212,7 +233,7 @@ static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, flo
             }
             const Scales scales = scales_of<F>(panel, header, g, half);
             POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                finish_group<F>(acc + r * kPanel, c[r][0], c[r][1], scales, a, (size_t)r * groups + g);
+                finish_group<F>(acc + r * kPanel, c[r][0], c[r][1], scales, a, (size_t)r * groups + g, half);
             }
         }
     }

@@ -14,7 +14,7 @@ static constexpr int kFloatTileHeight = 6;
 struct Chunk {
     alignas(64) uint8_t w[16384];
     alignas(64) float d[32][kPanel];  // one or two for each group
-    alignas(64) float m[16][kPanel];
+    alignas(64) float m[32][kPanel];
 };
 
 template <Act A>
@@ -31,23 +31,25 @@ template <Packed F, Act A>
 static inline void unpack_levels(const uint8_t* q, uint8_t* out) {
     const __m256i zero = _mm256_set1_epi16(zero_point(F));
     for (int half = 0; half < 2; half++, out += 32) {
-        POTOK_UNROLL for (int j = 0; j < 4; j++) {
-            if constexpr (has_nibbles(F)) {
+        if constexpr (has_small_levels(F)) {
+            constexpr int vectors = level_vectors(F), quads = 8 / vectors, pairs = 16 / vectors;
+            POTOK_UNROLL for (int j = 0; j < vectors; j++) {
                 const __m256i nibbles = load_i256(q + 64 * j + 32 * half);
                 if constexpr (A == Act::A8) {
-                    store_i256(out + 128 * j, level_bytes_of<F>(q, nibbles, j, 0, half));
-                    store_i256(out + 128 * j + 64, level_bytes_of<F>(q, nibbles, j, 1, half));
+                    POTOK_UNROLL for (int h = 0; h < quads; h++) {
+                        store_i256(out + 64 * (quads * j + h), level_bytes_of<F>(q, nibbles, j, h, half));
+                    }
                 } else {
-                    POTOK_UNROLL for (int p = 0; p < 4; p++) {
+                    POTOK_UNROLL for (int p = 0; p < pairs; p++) {
                         const __m256i w = level_pairs_of<F>(q, nibbles, j, p, half);
-                        store_i256(out + 256 * j + 64 * p, zero_point(F) ? _mm256_sub_epi16(w, zero) : w);
+                        store_i256(out + 64 * (pairs * j + p), zero_point(F) ? _mm256_sub_epi16(w, zero) : w);
                     }
                 }
-            } else {
-                POTOK_UNROLL for (int p = 4 * j; p < 4 * j + 4; p++) {
-                    const __m128i bytes = _mm_loadu_si128((const __m128i*)(q + 32 * p + 16 * half));
-                    store_i256(out + 64 * p, _mm256_cvtepi8_epi16(bytes));
-                }
+            }
+        } else {
+            POTOK_UNROLL for (int p = 0; p < 16; p++) {
+                const __m128i bytes = _mm_loadu_si128((const __m128i*)(q + 32 * p + 16 * half));
+                store_i256(out + 64 * p, _mm256_cvtepi8_epi16(bytes));
             }
         }
     }
@@ -62,17 +64,17 @@ static void unpack(const uint8_t* panel, int k0, int k, Chunk& chunk) {
             store((float*)chunk.w + i * kPanel, F == Packed::F16 ? load_f16(w) : load_bf16(w));
         }
     } else {
-        constexpr int halves = F == Packed::P8K ? 2 : 1, group_bytes = kGroup * kPanel * (A == Act::A8 ? 1 : 2);
+        constexpr int halves = scales_per_group(F), group_bytes = kGroup * kPanel * (A == Act::A8 ? 1 : 2);
         Header header{};
         for (int g = 0; g < k / kGroup; g++) {
             const int group = k0 / kGroup + g;
             read_header<F>(panel, group, header);
             unpack_levels<F, A>(panel + qblock_at(F, group), chunk.w + g * group_bytes);
-            for (int half = 0; half < halves; half++) {
+            POTOK_UNROLL for (int half = 0; half < halves; half++) {
                 const Scales scales = scales_of<F>(panel, header, group, half);
                 POTOK_UNROLL for (int i = 0; i < 2; i++) {
                     _mm256_store_ps(chunk.d[halves * g + half] + 8 * i, scales.d[i]);
-                    if (has_minimum(F)) _mm256_store_ps(chunk.m[g] + 8 * i, scales.m[i]);
+                    if (has_minimum(F)) _mm256_store_ps(chunk.m[halves * g + half] + 8 * i, scales.m[i]);
                 }
             }
         }
@@ -82,46 +84,49 @@ static void unpack(const uint8_t* panel, int k0, int k, Chunk& chunk) {
 // Rows of one tile, from the chunk's first k on; k and groups are those of a whole row.
 template <Packed F, int Rows>
 static void unpacked_a8(const Chunk& chunk, int groups, const IntRows<int8_t>& a, int k, float* acc) {
+    constexpr int halves = scales_per_group(F), quads = 8 / halves;
     const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t* w = chunk.w;
     for (int g = 0; g < groups; g++) {
         const int8_t* x = a.q + g * kGroup;
-        __m256i c[Rows][2];
         alignas(32) int32_t first[has_high_bits(F) ? Rows * kPanel : 1];
-        POTOK_UNROLL for (int quad = 0; quad < 8; quad++, w += 64) {
-            if (has_high_bits(F) && quad == 4) {
+        POTOK_UNROLL for (int half = 0; half < halves; half++) {
+            __m256i c[Rows][2];
+            POTOK_UNROLL for (int quad = half * quads; quad < (half + 1) * quads; quad++, w += 64) {
+                if (has_high_bits(F) && quad == 4) {
+                    POTOK_UNROLL for (int r = 0; r < Rows; r++) {
+                        store_i256(first + r * kPanel, _mm256_madd_epi16(ones, c[r][0]));
+                        store_i256(first + r * kPanel + 8, _mm256_madd_epi16(ones, c[r][1]));
+                    }
+                }
+                const bool fresh = quad == half * quads || (has_high_bits(F) && quad == 4);
+                __m256i w0 = load_i256(w), w1 = load_i256(w + 32);
+                POTOK_KEEP(w0);
+                POTOK_KEEP(w1);
                 POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                    store_i256(first + r * kPanel, _mm256_madd_epi16(ones, c[r][0]));
-                    store_i256(first + r * kPanel + 8, _mm256_madd_epi16(ones, c[r][1]));
+                    const __m256i v = broadcast32(x + (size_t)r * k + 4 * quad);
+                    if (fresh) {
+                        c[r][0] = _mm256_maddubs_epi16(w0, v);
+                        c[r][1] = _mm256_maddubs_epi16(w1, v);
+                    } else {
+                        POTOK_MUBS(c[r][0], w0, v);
+                        POTOK_MUBS(c[r][1], w1, v);
+                    }
                 }
             }
-            const bool fresh = quad == 0 || (has_high_bits(F) && quad == 4);
-            __m256i w0 = load_i256(w), w1 = load_i256(w + 32);
-            POTOK_KEEP(w0);
-            POTOK_KEEP(w1);
+            Scales scales;
+            POTOK_UNROLL for (int i = 0; i < 2; i++) {
+                scales.d[i] = _mm256_load_ps(chunk.d[halves * g + half] + 8 * i);
+                if (has_minimum(F)) scales.m[i] = _mm256_load_ps(chunk.m[halves * g + half] + 8 * i);
+            }
             POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                const __m256i v = broadcast32(x + (size_t)r * k + 4 * quad);
-                if (fresh) {
-                    c[r][0] = _mm256_maddubs_epi16(w0, v);
-                    c[r][1] = _mm256_maddubs_epi16(w1, v);
-                } else {
-                    POTOK_MUBS(c[r][0], w0, v);
-                    POTOK_MUBS(c[r][1], w1, v);
+                __m256i dot0 = _mm256_madd_epi16(ones, c[r][0]), dot1 = _mm256_madd_epi16(ones, c[r][1]);
+                if (has_high_bits(F)) {
+                    dot0 = _mm256_add_epi32(dot0, load_i256(first + r * kPanel));
+                    dot1 = _mm256_add_epi32(dot1, load_i256(first + r * kPanel + 8));
                 }
+                finish_group<F>(acc + r * kPanel, dot0, dot1, scales, a, (size_t)r * (k / kGroup) + g, half);
             }
-        }
-        Scales scales;
-        POTOK_UNROLL for (int i = 0; i < 2; i++) {
-            scales.d[i] = _mm256_load_ps(chunk.d[g] + 8 * i);
-            if (has_minimum(F)) scales.m[i] = _mm256_load_ps(chunk.m[g] + 8 * i);
-        }
-        POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-            __m256i dot0 = _mm256_madd_epi16(ones, c[r][0]), dot1 = _mm256_madd_epi16(ones, c[r][1]);
-            if (has_high_bits(F)) {
-                dot0 = _mm256_add_epi32(dot0, load_i256(first + r * kPanel));
-                dot1 = _mm256_add_epi32(dot1, load_i256(first + r * kPanel + 8));
-            }
-            finish_group<F>(acc + r * kPanel, dot0, dot1, scales, a, (size_t)r * (k / kGroup) + g);
         }
     }
 }
@@ -129,7 +134,7 @@ static void unpacked_a8(const Chunk& chunk, int groups, const IntRows<int8_t>& a
 // F is a form with the same scales and no zero point.
 template <Packed F, int Rows>
 static void unpacked_a16(const Chunk& chunk, int groups, const IntRows<int16_t>& a, int k, float* acc) {
-    constexpr int halves = F == Packed::P8K ? 2 : 1, pairs = 16 / halves;
+    constexpr int halves = scales_per_group(F), pairs = 16 / halves;
     const uint8_t* w = chunk.w;
     for (int g = 0; g < groups; g++) {
         POTOK_UNROLL for (int half = 0; half < halves; half++) {
@@ -153,10 +158,10 @@ static void unpacked_a16(const Chunk& chunk, int groups, const IntRows<int16_t>&
             Scales scales;
             POTOK_UNROLL for (int i = 0; i < 2; i++) {
                 scales.d[i] = _mm256_load_ps(chunk.d[halves * g + half] + 8 * i);
-                if (has_minimum(F)) scales.m[i] = _mm256_load_ps(chunk.m[g] + 8 * i);
+                if (has_minimum(F)) scales.m[i] = _mm256_load_ps(chunk.m[halves * g + half] + 8 * i);
             }
             POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                finish_group<F>(acc + r * kPanel, c[r][0], c[r][1], scales, a, (size_t)r * (k / kGroup) + g);
+                finish_group<F>(acc + r * kPanel, c[r][0], c[r][1], scales, a, (size_t)r * (k / kGroup) + g, half);
             }
         }
     }
@@ -187,13 +192,14 @@ static constexpr Packed like_a8(Packed f) {
     return f == Packed::P4K ? Packed::P4M : f == Packed::P5K ? Packed::P5M : f;
 }
 static constexpr Packed like_a16(Packed f) {
-    return has_minimum(f) ? Packed::P4M : f == Packed::P8K ? Packed::P8K : Packed::P8;
+    return f == Packed::P2K ? f : has_minimum(f) ? Packed::P4M : scales_per_group(f) == 2 ? Packed::P8K : Packed::P8;
 }
 
 template <class T>
 static inline IntRows<T> from_group(const IntRows<T>& rows, int row, int k, int k0) {
     const IntRows<T> a = from_row(rows, row, k);
-    return {a.q + k0, a.d + k0 / kGroup, a.s + k0 / kGroup, a.sum + k0 / kGroup};
+    const int group = k0 / kGroup;
+    return {a.q + k0, a.d + group, a.s + group, a.sum + group, a.s16 ? a.s16 + 2 * group : 0};
 }
 
 // One tile of at most `Rows` rows, `row` of the task's activations on; k = [k0, k0 + n).

@@ -51,18 +51,17 @@ struct Dots {
 // Sums are exact in int32: |dot| <= 32 * 31 * 32767 for 5-bit levels, 32 * 128 * 32767 < 2^28 for bytes.
 template <Packed F, int Rows, class T>
 static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float* acc) {
-    constexpr int scales_per_group = F == Packed::P8K ? 2 : 1, per_step = 4 / (int)sizeof(T);
-    constexpr int steps = kGroup / per_step / scales_per_group;
+    constexpr int scales = scales_per_group(F), per_step = 4 / (int)sizeof(T), steps = kGroup / per_step / scales;
     const int groups = k / kGroup;
     Addresses<T, Rows> x(a.q, k);
-    Addresses<float, Rows> d(a.d, groups), s(a.s, groups);
+    Addresses<float, Rows> d(a.d, groups), s(sums_of<F>(a), scales * groups);
     Addresses<int32_t, Rows> total(a.sum, groups);
     Lanes sum[Rows];
     POTOK_UNROLL for (int r = 0; r < Rows; r++) sum[r] = set1(0);
     for (int g = 0; g < groups; g++) {
         const uint8_t* q = panel + qblock_at(F, g);
         prefetch(q, qblock_bytes(F));
-        POTOK_UNROLL for (int half = 0; half < scales_per_group; half++) {
+        POTOK_UNROLL for (int half = 0; half < scales; half++) {
             Dots<Rows> dots;
             POTOK_UNROLL for (int step = half * steps; step < (half + 1) * steps; step += 2) {
                 __m512i w0 = levels_of<F>(T(), q, step), w1 = levels_of<F>(T(), q, step + 1);
@@ -77,13 +76,13 @@ static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float
             POTOK_UNROLL for (int r = 0; r < Rows; r++) {
                 __m512i dot = dots.total(r);
                 if (zero_point(F)) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(zero_point(F) * *total[r]));
-                if (has_minimum(F)) sum[r] = fma(w.m, broadcast(s[r]), sum[r]);
+                if (has_minimum(F)) sum[r] = fma(w.m, broadcast(s[r] + half), sum[r]);
                 sum[r] = fma(mul(w.d, broadcast(d[r])), _mm512_cvtepi32_ps(dot), sum[r]);
             }
         }
         x.advance(kGroup);
         d.advance(1);
-        if (has_minimum(F)) s.advance(1);
+        if (has_minimum(F)) s.advance(scales);
         if (zero_point(F)) total.advance(1);
     }
     POTOK_UNROLL for (int r = 0; r < Rows; r++) store(acc + r * kPanel, sum[r]);

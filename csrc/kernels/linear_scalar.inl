@@ -11,7 +11,7 @@ static inline int order(int16_t, int i) {
 
 template <Packed F, int Rows, class T>
 static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float* acc) {
-    constexpr int scales = F == Packed::P8K ? 2 : 1, span = kGroup / scales;
+    constexpr int scales = scales_per_group(F), span = kGroup / scales;
     const int groups = k / kGroup;
     for (int r = 0; r < Rows; r++) {
         for (int c = 0; c < kPanel; c++) {
@@ -19,8 +19,9 @@ static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float
             for (int g = 0; g < groups; g++) {
                 const T* x = a.q + (size_t)r * k + g * kGroup;
                 const size_t at = (size_t)r * groups + g;
-                if (has_minimum(F)) sum = fma1(minimum<F>(panel, g, c), a.s[at], sum);
                 for (int half = 0; half < scales; half++) {
+                    if (has_minimum(F))
+                        sum = fma1(minimum<F>(panel, g, half, c), sums_of<F>(a)[scales * at + half], sum);
                     int32_t dot = 0;
                     for (int i = half * span; i < (half + 1) * span; i++)
                         dot += level<F>(panel, g, c, order(T(), i)) * x[i];

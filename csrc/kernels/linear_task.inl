@@ -3,7 +3,13 @@
 template <class T>
 static inline IntRows<T> from_row(const IntRows<T>& a, int row, int k) {
     const size_t group = (size_t)row * (k / kGroup);
-    return {a.q + (size_t)row * k, a.d + group, a.s + group, a.sum + group};
+    return {a.q + (size_t)row * k, a.d + group, a.s + group, a.sum + group, a.s16 ? a.s16 + 2 * group : 0};
+}
+
+// What the minimums of a form are multiplied by: of a row, scales_per_group(F) for each group.
+template <Packed F, class T>
+static inline const float* sums_of(const IntRows<T>& a) {
+    return scales_per_group(F) == 2 ? a.s16 : a.s;
 }
 
 // Not inlined: GCC would unroll it into every tile, three times the code and the time to compile.

@@ -7,15 +7,19 @@
 //   P5M    Q5_1    d q + m                      nibbles 256 B | high bits 64 B | d | m
 //   P4K    Q4_K    (d sc) q - (dmin mn)         nibbles 256 B                   after a header, see below
 //   P5K    Q5_K    (d sc) q - (dmin mn)         nibbles 256 B | high bits 64 B  after a header
+//   P2K    Q2_K    (d sc) q - (dmin mn), sc and mn for each 16 k: pairs of bits 128 B, after a header
 //   P8     Q8_0    d q, IQ4_NL too              bytes 512 B | d 16 f16
-//   P8K    Q6_K    (d sc) q, sc for each 16 k   bytes 512 B                     after a header; Q3_K and IQ4_XS too
+//   P8K    Q6_K    (d sc) q, sc for each 16 k   bytes 512 B                     after a header; Q3_K, IQ4_XS, IQ3_S too
+//   P8S    levels  d q, d for each 16 k         bytes 512 B | d f32 [2][16]     all other formats of the file
 //   F16, BF16, F32                              [k][16], no qblocks
 //
 // nibbles: byte 64 j + 4 c + i holds column c's k = 8 j + i (low) and k = 8 j + 4 + i (high).
 // high bits: bit 2 j + h of byte 4 c + i is bit 4 of column c's k = 8 j + 4 h + i.
+// pairs of bits: bits 2 j and 2 j + 1 of byte 64 h + 4 c + i hold column c's k = 16 h + 4 j + i.
 // bytes: byte 32 p + 2 c + e holds column c's k = pair_k(p, e).
 // header of a superblock of 256 k, before its 8 qblocks:
 //   P4K, P5K: d 16 f16 | dmin 16 f16 | sc u8 [8][16] | mn u8 [8][16]      P8K: d 16 f16 | sc s8 [16][16]
+//   P2K: d 16 f16 | dmin 16 f16 | u8 [16][16], sc in the low nibble and mn in the high one
 #pragma once
 
 #include <stddef.h>
@@ -23,9 +27,9 @@
 
 namespace potok {
 
-#define POTOK_FORMS(f) f(P4) f(P4M) f(P5) f(P5M) f(P4K) f(P5K) f(P8) f(P8K) f(F16) f(BF16) f(F32)
+#define POTOK_FORMS(f) f(P4) f(P4M) f(P5) f(P5M) f(P4K) f(P5K) f(P2K) f(P8) f(P8K) f(P8S) f(F16) f(BF16) f(F32)
 
-enum class Packed : int32_t { P4 = 0, P4M, P5, P5M, P4K, P5K, P8, P8K, F16, BF16, F32 };
+enum class Packed : int32_t { P4 = 0, P4M, P5, P5M, P4K, P5K, P2K, P8, P8K, P8S, F16, BF16, F32 };
 
 constexpr int kPanel = 16;
 constexpr int kGroup = 32;        // k that share an activation scale, and of a qblock
@@ -43,14 +47,26 @@ static constexpr bool is_float(Packed f) {
 static constexpr bool has_nibbles(Packed f) {
     return f <= Packed::P5K;
 }
+// Levels from 0 on in less than a byte, which take 8-bit activations; the others are signed bytes or floats.
+static constexpr bool has_small_levels(Packed f) {
+    return f <= Packed::P2K;
+}
+// Of 32-byte vectors of small levels: how many a group has for 8 columns; the lowest bits of all bytes are the first k.
+static constexpr int level_vectors(Packed f) {
+    return f == Packed::P2K ? 2 : 4;
+}
 static constexpr bool has_high_bits(Packed f) {
     return f == Packed::P5 || f == Packed::P5M || f == Packed::P5K;
 }
 static constexpr bool has_minimum(Packed f) {
-    return f == Packed::P4M || f == Packed::P5M || f == Packed::P4K || f == Packed::P5K;
+    return f == Packed::P4M || f == Packed::P5M || f == Packed::P4K || f == Packed::P5K || f == Packed::P2K;
 }
 static constexpr bool has_header(Packed f) {
-    return f == Packed::P4K || f == Packed::P5K || f == Packed::P8K;
+    return f == Packed::P4K || f == Packed::P5K || f == Packed::P2K || f == Packed::P8K;
+}
+// 2 where each 16 k have a scale of their own, and a minimum.
+static constexpr int scales_per_group(Packed f) {
+    return f == Packed::P2K || f == Packed::P8K || f == Packed::P8S ? 2 : 1;
 }
 static constexpr int zero_point(Packed f) {
     return f == Packed::P4 ? 8 : f == Packed::P5 ? 16 : 0;
@@ -60,10 +76,13 @@ static constexpr int header_bytes(Packed f) {
     return !has_header(f) ? 0 : f == Packed::P8K ? 288 : 320;
 }
 static constexpr int level_bytes(Packed f) {
-    return has_high_bits(f) ? 320 : has_nibbles(f) ? 256 : 512;
+    return has_high_bits(f) ? 320 : has_nibbles(f) ? 256 : f == Packed::P2K ? 128 : 512;
 }
 static constexpr int qblock_bytes(Packed f) {
-    return level_bytes(f) + (has_header(f) ? 0 : has_minimum(f) ? 4 * kPanel : 2 * kPanel);
+    return level_bytes(f) + (has_header(f)      ? 0
+                             : f == Packed::P8S ? 8 * kPanel
+                             : has_minimum(f)   ? 4 * kPanel
+                                                : 2 * kPanel);
 }
 
 // The qblock of k = 32 group, and the header of the superblock that it lies in.

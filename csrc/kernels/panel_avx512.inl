@@ -46,9 +46,17 @@ static inline Scales scales_of(const uint8_t* panel, int group, int half) {
     Scales out;
     const uint8_t* header = panel + header_at(F, group);
     const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
-    if (F == Packed::P8K) {
-        out.d =
-            mul(load_f16((const uint16_t*)header), load_i8((const int8_t*)header + 32 + 16 * (2 * (group % 8) + half)));
+    const int sixteen = 2 * (group % 8) + half;
+    if (F == Packed::P8S) {
+        out.d = load((const float*)(own + 64 * half));
+    } else if (F == Packed::P8K) {
+        out.d = mul(load_f16((const uint16_t*)header), load_i8((const int8_t*)header + 32 + 16 * sixteen));
+    } else if (F == Packed::P2K) {
+        const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(header + 64 + 16 * sixteen)));
+        const Lanes sc = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
+        const Lanes mn = _mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4));
+        out.d = mul(load_f16((const uint16_t*)header), sc);
+        out.m = _mm512_xor_ps(set1(-0.0f), mul(load_f16((const uint16_t*)(header + 32)), mn));
     } else if (has_header(F)) {
         const uint8_t* row = header + 64 + 16 * (group % 8);
         out.d = mul(load_f16((const uint16_t*)header), unsigned16(row));
@@ -72,6 +80,10 @@ static inline __m512i with_bit4(__m512i levels, const uint8_t* q, int bit, __m51
 // Step 0..7 of a group: k = 4 step + 0..3 of 16 columns, as unsigned bytes.
 template <Packed F>
 static inline __m512i levels_of(int8_t, const uint8_t* q, int step) {
+    if (F == Packed::P2K) {
+        const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * (step / 4)), 2 * (step % 4));
+        return _mm512_and_si512(moved, _mm512_set1_epi8(3));
+    }
     const __m512i nibbles = load_i512(q + 64 * (step / 2));
     const __m512i v = _mm512_and_si512(step % 2 ? _mm512_srli_epi16(nibbles, 4) : nibbles, _mm512_set1_epi8(15));
     return with_bit4<F>(v, q, step, _mm512_set1_epi8(16));
@@ -80,6 +92,10 @@ static inline __m512i levels_of(int8_t, const uint8_t* q, int step) {
 // Step 0..15 of a group: one pair of k (packed.h) of 16 columns, as 16-bit lanes.
 template <Packed F>
 static inline __m512i levels_of(int16_t, const uint8_t* q, int step) {
+    if (F == Packed::P2K) {
+        const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * (step / 8)), step % 8 / 2 * 2 + 8 * (step % 2));
+        return _mm512_and_si512(moved, _mm512_set1_epi16(3));
+    }
     if (!has_nibbles(F)) return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(q + 32 * step)));
     const int j = step / 4, p = step % 4, shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
     const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * j), shift);

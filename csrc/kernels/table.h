@@ -28,11 +28,13 @@ struct PackedWeight {
 };
 
 // Rows as integers: q [rows][k]; per group of 32, d [rows][k / 32], s = d * sum(q), and sum(q). A16 in pair order.
+// s16: as s, of each 16, [rows][k / 16]; null where no weight has a minimum for each 16.
 template <class T>
 struct IntRows {
     T* q;
     float *d, *s;
     int32_t* sum;
+    float* s16;
 };
 
 // Rows of one value, in the forms that its readers want; unused ones are null. k elements a row.

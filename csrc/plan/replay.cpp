@@ -29,11 +29,11 @@ int ceil_div(int a, int b) {
 
 // Where the parts of integer rows lie in a place's memory.
 struct IntegerPlaces {
-    size_t q, d, s, sum;
+    size_t q, d, s, sum, s16;  // the last is 0 where there is none
     template <class T>
     IntRows<T> rows(uint8_t* base) const {
         return {reinterpret_cast<T*>(base + q), reinterpret_cast<float*>(base + d), reinterpret_cast<float*>(base + s),
-                reinterpret_cast<int32_t*>(base + sum)};
+                reinterpret_cast<int32_t*>(base + sum), s16 ? reinterpret_cast<float*>(base + s16) : nullptr};
     }
 };
 
@@ -42,18 +42,25 @@ struct IntegerPlaces {
 Replay::Replay(const Kernels& kernels, int threads, Placement placement)
     : kernels_(kernels), arena_(placement), pool_(threads) {}
 
-int Replay::add_weight(Source source, Act act, int n, int k, const uint8_t* rows) {
-    const Packed format = packed_form(source);
-    const size_t bytes = panel_bytes(format, k);
-    const int panels = ceil_div(n, kPanel);
-    uint8_t* out = arena_.allocate((size_t)panels * bytes);
+int Replay::add_weight(Packed format, Act act, int n, int k) {
+    const size_t bytes = ceil_div(n, kPanel) * panel_bytes(format, k);
+    packed_bytes_ += bytes;
+    if (has_minimum(format) && scales_per_group(format) == 2) sums_of_16_ = true;
+    weights_.push_back({format, act, n, k, arena_.allocate(bytes)});
+    return (int)weights_.size() - 1;
+}
+
+void Replay::pack_rows(int weight, Source source, int first, int n, const uint8_t* rows) {
+    const PackedWeight& w = weights_[weight];
     struct Job {
         Source source;
         int n, k, panels;
         const uint8_t* rows;
         uint8_t* out;
         std::atomic<int> next{0};
-    } job{source, n, k, panels, rows, out};
+    } job{source, n, w.k, ceil_div(n, kPanel), rows, nullptr};
+    // The arena's memory, which nobody else writes.
+    job.out = const_cast<uint8_t*>(w.data) + first / kPanel * panel_bytes(w.format, w.k);
     pool_.run(
         [](void* context, int) {
             Job& j = *static_cast<Job*>(context);
@@ -63,9 +70,6 @@ int Replay::add_weight(Source source, Act act, int n, int k, const uint8_t* rows
             }
         },
         &job);
-    packed_bytes_ += (size_t)panels * bytes;
-    weights_.push_back({format, act, n, k, out});
-    return (int)weights_.size() - 1;
 }
 
 int Replay::add_vector(const float* values, int n) {
@@ -145,6 +149,7 @@ void Replay::reserve(int tokens, int sampled) {
             IntegerPlaces at{};
             at.q = take(wanted, rows * p.cols * element);
             for (size_t* part : {&at.d, &at.s, &at.sum}) *part = take(wanted, rows * groups * 4);
+            if (sums_of_16_) at.s16 = take(wanted, rows * groups * 8);
             return at;
         };
         const size_t f32 = take(p.f32, rows * ld * 4);

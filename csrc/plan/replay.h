@@ -52,8 +52,11 @@ class Replay {
     // placement: of weights and KV.
     Replay(const Kernels& kernels, int threads, Placement placement = {});
 
-    // Packs with all threads; the source may go away afterwards.
-    int add_weight(Source source, Act act, int n, int k, const uint8_t* rows);
+    // Memory of a weight, whose rows are packed afterwards: all zero until then.
+    int add_weight(Packed format, Act act, int n, int k);
+    // Packs n rows with all threads, to `first` on, a multiple of 16; they may go away afterwards. source: of the
+    // weight's form.
+    void pack_rows(int weight, Source source, int first, int n, const uint8_t* rows);
     int add_vector(const float* values, int n);
     void set_plan(const Shape& shape, std::vector<Place> places, std::vector<Op> ops, int logits);
     // cos_sin: [max_positions][rope_dim]: cosines then sines.
@@ -108,6 +111,7 @@ class Replay {
     Arena arena_;
     size_t packed_bytes_ = 0;
     std::vector<PackedWeight> weights_;
+    bool sums_of_16_ = false;  // wanted by a weight
     std::vector<const float*> vectors_;
     Shape shape_{};
     std::vector<Place> places_;

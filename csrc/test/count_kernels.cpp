@@ -94,8 +94,8 @@ void count_rows(const Kernels& kernels) {
     constexpr int cols = 1536;
     const std::vector<float> x = numbers<float>(cols, 9), weight = numbers<float>(cols, 5);
     std::vector<float> out(cols);
-    Integers<int8_t> a8(1, cols);
-    Integers<int16_t> a16(1, cols);
+    Integers<int8_t> a8(1, cols, false);
+    Integers<int16_t> a16(1, cols, false);
     count("rms-norm", cols, [&] { kernels.rms_norm(x.data(), weight.data(), cols, 1e-5f, out.data()); });
     count("quantize-a8", cols, [&] { kernels.quantize_a8(x.data(), cols, a8.view(), 0); });
     count("quantize-a16", cols, [&] { kernels.quantize_a16(x.data(), cols, a16.view(), 0); });
@@ -130,6 +130,12 @@ int run(const char* isa) {
         count_linear(kernels, f.name, f.source, Act::A16, 4);
     }
     count_linear(kernels, "q4_1", Source::Q4_1, Act::A8, 1);
+    count_linear(kernels, "q2_k", Source::Q2_K, Act::A8, 4);
+    count_linear(kernels, "q2_k", Source::Q2_K, Act::A8, 32);
+    count_linear(kernels, "q2_k", Source::Q2_K, Act::A16, 4);
+    count_linear(kernels, "q2_k", Source::Q2_K, Act::A16, 32);
+    count_linear(kernels, "levels", Source::Levels, Act::A16, 4);
+    count_linear(kernels, "levels", Source::Levels, Act::A16, 32);
     count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 4);
     count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 32);
     count_linear(kernels, "q6_k", Source::Q6_K, Act::A16, 4);

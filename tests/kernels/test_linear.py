@@ -7,17 +7,21 @@ import pytest
 from make_model import BY_NAME, random_rows
 
 from potok._native import kernels, supported_isas
+from potok.backends.native.weights import PACKED
+from potok.model.precision import INTEGER_FORMATS
 from potok.weights.formats import Format, dequantize
+from potok.weights.rewritten import REWRITTEN, rewritten
 
 ACT_F32, ACT_A8, ACT_A16 = 0, 1, 2
-FLOATS = ("F32", "F16", "BF16")
-NIBBLES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K")
-BYTES = ("Q8_0", "IQ4_NL", "Q6_K", "Q3_K", "IQ4_XS")
-COMBINATIONS = (
-    [(name, ACT_F32) for name in FLOATS]
-    + [(name, act) for name in NIBBLES for act in (ACT_A8, ACT_A16)]
-    + [(name, ACT_A16) for name in BYTES]
-)
+#: Of rewritten formats one for each form that they are packed in.
+FORMS = [name for name in PACKED if name not in REWRITTEN or name in ("IQ2_XS", "IQ3_S", "TQ1_0", "Q8_1")]
+COMBINATIONS = [
+    (name, act)
+    for name in FORMS
+    for act in (
+        (ACT_F32,) if name not in INTEGER_FORMATS else (ACT_A16,) if INTEGER_FORMATS[name] == 8 else (ACT_A8, ACT_A16)
+    )
+]
 FAST = [isa for isa in supported_isas() if isa != "scalar"]
 
 
@@ -34,7 +38,8 @@ def random_weight(rng: np.random.Generator, format: Format, n: int, k: int) -> n
 
 def run(isa: str, name: str, act: int, weight: np.ndarray, x: np.ndarray) -> np.ndarray:
     out = np.full((len(x), len(weight)), np.nan, np.float32)
-    kernels.linear(isa, BY_NAME[name].id, act, weight, x, out)
+    target, packable = rewritten(BY_NAME[name], weight)
+    kernels.linear(isa, target.id, act, packable, x, out)
     return out
 
 
@@ -106,12 +111,12 @@ def test_extreme_levels_do_not_overflow(isa: str, name: str, act: int) -> None:
     format = BY_NAME[name]
     k = 512
     x = np.ones((18, k), np.float32) * np.array([[1], [-1]] * 9, np.float32)
-    half_at = {"Q6_K": 208, "Q3_K": 108}.get(name, 0)
+    half_at = {"Q6_K": 208, "Q3_K": 108, "Q2_K": 80, "TQ1_0": 52}.get(name, 0)
     for fill in (0x00, 0x7F, 0x80, 0xFF):
         qblocks = np.full((16, k // format.qblock_elements, format.qblock_bytes), fill, np.uint8)
         qblocks[:, :, half_at : half_at + 2] = np.array([1], np.float16).view(np.uint8)
-        if name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-            qblocks[:, :, 2:4] = 0
+        if name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"):
+            qblocks[:, :, half_at + 2 : half_at + 4] = 0
         weight = qblocks.reshape(16, -1)
         got = run(isa, name, act, weight, x)
         assert got.tobytes() == run("scalar", name, act, weight, x).tobytes()

@@ -20,6 +20,7 @@ from potok.sampling.state import RowState, build_rows
 from potok.weights.default_model import find_default_model
 from potok.weights.gguf import GGUFFile
 from potok.weights.model_config import read_config
+from potok.weights.rewritten import REWRITTEN
 
 #: Two requests, three steps: a first token, a chunk that crosses a tile of attention, a decoding step.
 LONG = (1, 67, 1)
@@ -75,7 +76,8 @@ def compare(
         *(("tiny-llama", name, 8, LONG) for name in ("Q4_0", "Q5_0", "Q5_1", "IQ4_NL")),
         ("tiny-llama-256", "Q5_K", 16, LONG),
         ("tiny-llama", "BF16", 8, SHORT),
-        ("tiny-llama-256", "Q2_K", 8, SHORT),
+        *(("tiny-llama-256", "Q2_K", bits, LONG) for bits in (8, 16)),
+        *(("tiny-llama-256", name, 8, LONG) for name in REWRITTEN),
     ],
 )
 def test_tiny_models(

@@ -59,8 +59,7 @@ def test_activations_are_whole_numbers_within_half_a_step() -> None:
     x = np.random.default_rng(2).standard_normal((4, 96)).astype(np.float32) * np.float32(3)
     x[1, 32:64] = 0
     for limit in (127, 32767):
-        q, d, s = quantize(x, limit)
+        q, d = quantize(x, limit)
         assert np.array_equal(q, np.rint(q)) and np.abs(q).max() == limit
         assert np.abs(q * d[..., None] - x.reshape(q.shape)).max() <= 0.5001 * d.max()
-        assert np.allclose(s, d * q.sum(axis=-1), rtol=1e-6, atol=0)
         assert d[1, 1] == 0 and not q[1, 1].any()

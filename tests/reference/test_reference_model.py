@@ -44,6 +44,8 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
         ("tiny-llama", "Q5_0", 8, 4e-2),
         ("tiny-llama-64", "F32", 8, 2e-3),
         ("tiny-llama-256", "Q4_K_M", 8, 4e-2),
+        ("tiny-llama-256", "Q2_K", 8, 4e-2),
+        ("tiny-llama-256", "IQ2_XS", 8, 2e-3),
         ("tiny-qwen2", "Q4_1", 16, 2e-3),
     ],
 )
@@ -93,10 +95,10 @@ def test_a_row_depends_on_its_request_alone(tmp_path: Path) -> None:
 
 
 def test_formats_without_a_kernel_are_named_with_their_cost(tmp_path: Path) -> None:
-    file, config = load(tmp_path, "tiny-llama-256", "Q2_K")
+    file, config = load(tmp_path, "tiny-llama-256", "BF16")
     backend = ReferenceBackend(file, config, activation_bits=8, block_size=32)
     (note,) = backend.info.notes
-    assert "tensors in Q2_K are expanded to float32" in note
+    assert "tensors in BF16 are expanded to float32" in note
 
 
 def test_a_row_that_is_not_finite_keeps_its_neighbours_clean(tmp_path: Path) -> None:

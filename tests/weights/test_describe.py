@@ -9,7 +9,7 @@ from potok.weights.default_model import find_default_model
 from potok.weights.describe import describe
 from potok.weights.gguf import GGUFFile
 
-KERNELS = {"F32": 32.0, "F16": 16.0, "Q4_1": 5.0, "Q8_0": 8.5}
+KERNELS = {"F32": 32, "F16": 16, "Q4_1": 5, "Q5_0": 5.5, "Q8_0": 8.5, "Q4_K": 4.625, "Q6_K": 8.5625, "IQ2_XS": 10}
 
 
 def test_default_model() -> None:
@@ -22,7 +22,6 @@ def test_default_model() -> None:
     assert facts.weights_memory == sum(use.nbytes for use in facts.formats)  # every row count is a multiple of 16
     assert facts.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
     assert facts.kv_bytes_full_context == 8192 * 23040
-    assert facts.expanded == ()
     assert (facts.tokenizer, facts.has_template) == ("gpt2/smollm", True)
 
 
@@ -38,19 +37,27 @@ def test_formats_are_grouped_by_use() -> None:
     ]
 
 
-def test_formats_without_a_kernel_cost_float32_and_are_named(tmp_path: Path) -> None:
+def test_memory_is_counted_as_packed(tmp_path: Path) -> None:
     file = GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-llama-256", "Q4_K_M"))
-    packed = describe(file, KERNELS | {"Q4_K": 4.625, "Q6_K": 8.5625})
-    expanded = describe(file, KERNELS)
     matrices = [t for t in file.tensors.values() if len(t.shape) == 2]
     vectors = 4 * sum(t.shape[0] for t in file.tensors.values() if len(t.shape) == 1)
-    assert (packed.expanded, expanded.expanded) == ((), ("Q4_K", "Q6_K"))
     padded_rows = {t.name: -(-t.shape[0] // 16) * 16 for t in matrices}
     assert padded_rows["token_embd.weight"] == 512  # of 501
-    bits = {"Q4_K": 4.625, "Q6_K": 8.5625}
-    stored = sum(padded_rows[t.name] * t.shape[1] * bits[t.type.name] / 8 for t in matrices)
-    assert packed.weights_memory == vectors + stored
-    assert expanded.weights_memory == vectors + sum(padded_rows[t.name] * t.shape[1] * 4 for t in matrices)
+    stored = sum(padded_rows[t.name] * t.shape[1] * KERNELS[t.type.name] / 8 for t in matrices)
+    assert describe(file, KERNELS).weights_memory == vectors + stored
+
+
+def test_formats_that_grow_say_so_and_what_they_become(tmp_path: Path) -> None:
+    def rows(format: str) -> dict[str, str]:
+        return dict(
+            describe(GGUFFile.open(make_model(tmp_path / "tiny.gguf", "tiny-llama-256", format)), KERNELS).rows()
+        )
+
+    down = 2 * 256 * 256
+    assert rows("IQ2_XS")["feed-forward down"] == (
+        f"IQ2_XS x 2, {down * 74 / 256 / 1e3:.3g} kB, {down * 10 / 8 / 1e3:.3g} kB in memory with levels of 8 bits"
+    )
+    assert rows("Q4_K")["feed-forward down"] == f"Q4_K x 2, {down * 144 / 256 / 1e3:.3g} kB"
 
 
 def test_rows_name_what_a_reader_wants_to_know(tmp_path: Path) -> None:
@@ -60,7 +67,6 @@ def test_rows_name_what_a_reader_wants_to_know(tmp_path: Path) -> None:
     assert rows["architecture"] == "qwen2, 0.3 M parameters"
     assert rows["context"] == "2048 tokens"
     assert rows["chat template"].startswith("none")
-    assert "Q5_0 kept as float32" in rows["memory: weights"]
     assert rows["memory: KV"] == "512 B a token"
 
 

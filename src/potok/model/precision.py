@@ -19,12 +19,25 @@ class Activation(IntEnum):
     A16 = 2  # |q| <= 32767, one scale per 32
 
 
-#: Formats with an integer kernel, by the bits of their levels as packed. Every other format is computed in float32.
-INTEGER_FORMATS = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 4),
-    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5),
-    **dict.fromkeys(("Q8_0", "Q6_K", "Q3_K", "IQ4_NL", "IQ4_XS"), 8),
+#: Of the formats whose levels are whole numbers, those that have a scale for each 16 elements once they are packed.
+#: The others have one for each 32. Levels are given in bits, as packed.
+_BY_16 = {
+    "Q2_K": 2,
+    **dict.fromkeys(("Q6_K", "Q3_K", "IQ4_XS", "IQ3_S"), 8),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4", "NVFP4", "Q8_K"), 8),
 }
+#: All of them: by the bits of their levels. Every other format is computed in float32.
+INTEGER_FORMATS = {
+    **_BY_16,
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "Q1_0", "TQ1_0", "TQ2_0"), 4),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 5),
+    **dict.fromkeys(("Q8_0", "Q8_1", "IQ4_NL"), 8),
+}
+
+
+def chain_group(format_name: str) -> int:
+    """Elements whose whole sum is one link of a linear's chain: 16 or 32."""
+    return 16 if format_name in _BY_16 else 32
 
 
 #: Of a tensor, by its name, the name of its format, and activation_bits. F32 has an integer format expanded to floats.
@@ -53,4 +66,4 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
 
 #: KV in files is used again only under the same number. Raise it with every change of the bits that kernels compute, or
 #: of how a block lies in memory: tests/goldens notice the former.
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potok.model.config import ModelConfig
-from potok.model.precision import Activation, activation_of, kv_bytes_per_token
+from potok.model.precision import INTEGER_FORMATS, Activation, activation_of, kv_bytes_per_token
 from potok.weights.gguf import GGUFFile, Tensor
 from potok.weights.model_config import read_config
 
@@ -22,6 +22,7 @@ _GROUPS = (
     ("norms and factors", ("",)),
 )
 _ACTIVATIONS = {Activation.A8: "8-bit", Activation.A16: "16-bit", Activation.F32: "float32"}
+WIDER = 1.1  # times as large in memory as in the file: worth saying, with what the levels become
 PANEL_ROWS = 16  # packed weights are padded to whole panels of output columns
 #: Measured over English prose: docs/numerics.md.
 FIDELITY = "mean KL from the float model: 1.4e-3 nats on the default model; --activation-bits 16: 4.1e-7"
@@ -42,10 +43,16 @@ class FormatUse:
     memory: int
     activation: Activation | None
 
+    def __str__(self) -> str:
+        text = f"{self.format} x {self.tensors}, {_size(self.nbytes)}"
+        if self.memory < WIDER * self.nbytes or self.format not in INTEGER_FORMATS:
+            return text
+        return f"{text}, {_size(self.memory)} in memory with levels of {INTEGER_FORMATS[self.format]} bits"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Sizes in bytes; `expanded` names the formats that have no kernel yet and are kept as float32."""
+    """Sizes in bytes."""
 
     name: str
     file: str
@@ -53,7 +60,6 @@ class ModelFacts:
     config: ModelConfig
     parameters: int
     formats: tuple[FormatUse, ...]
-    expanded: tuple[str, ...]
     tokenizer: str  # kind/pre-tokenizer, as the file spells them
     has_template: bool
     weights_memory: int
@@ -78,11 +84,11 @@ class ModelFacts:
             ("tokenizer", self.tokenizer),
             ("chat template", "yes" if self.has_template else "none: chat needs one, completions do not"),
         ]
-        rows += [(use.group, f"{use.format} x {use.tensors}, {_size(use.nbytes)}") for use in self.formats]
+        rows += [(use.group, str(use)) for use in self.formats]
         rows += zip(("activations", "", ""), self._activations(), strict=False)
         if any(use.activation is Activation.A8 for use in self.formats):
             rows.append(("", FIDELITY))
-        rows.append(("memory: weights", _size(self.weights_memory) + self._expanded_note()))
+        rows.append(("memory: weights", _size(self.weights_memory)))
         rows.append(("memory: KV", f"{_size(self.kv_bytes_per_token)} a token"))
         rows.append(("", f"{_size(self.kv_bytes_full_context)} for one request of the whole context"))
         return rows
@@ -100,16 +106,11 @@ class ModelFacts:
                 sentences.append(f"{bits} into {', '.join(names)}")
         return sentences
 
-    def _expanded_note(self) -> str:
-        if not self.expanded:
-            return ""
-        return f" ({', '.join(self.expanded)} kept as float32, because there is no kernel for it yet)"
-
 
 def describe(file: GGUFFile, packed_bits: Mapping[str, float]) -> ModelFacts:
     """Raises LoadError where read_config does.
 
-    packed_bits: bits of an element, scales included, in memory, for the formats that stay packed.
+    packed_bits: bits of an element, scales included, in memory, of every format.
     """
     config = read_config(file)
     metadata = file.metadata
@@ -122,7 +123,6 @@ def describe(file: GGUFFile, packed_bits: Mapping[str, float]) -> ModelFacts:
         config=config,
         parameters=sum(use.elements for use in uses),
         formats=uses,
-        expanded=tuple(sorted({t.type.name for t in file.tensors.values() if _expands(t, packed_bits)})),
         tokenizer=f"{kind}/{pre}",
         has_template="tokenizer.chat_template" in metadata,
         weights_memory=sum(use.memory for use in uses),
@@ -134,16 +134,12 @@ def _group(name: str) -> str:
     return next(group for group, parts in _GROUPS if any(part in name for part in parts))
 
 
-def _expands(tensor: Tensor, packed_bits: Mapping[str, float]) -> bool:
-    return len(tensor.shape) > 1 and tensor.type.name not in packed_bits
-
-
 def _memory(tensor: Tensor, packed_bits: Mapping[str, float]) -> int:
-    """Bytes once loaded. Vectors and formats that are not packed become float32."""
+    """Bytes once loaded. Vectors become float32."""
     if len(tensor.shape) == 1:
         return 4 * tensor.shape[0]
     rows = -(-tensor.shape[0] // PANEL_ROWS) * PANEL_ROWS
-    return int(rows * tensor.shape[1] * packed_bits.get(tensor.type.name, 32) / 8)
+    return int(rows * tensor.shape[1] * packed_bits[tensor.type.name] / 8)
 
 
 def _activation(tensor: Tensor, tied_embeddings: bool) -> Activation | None:

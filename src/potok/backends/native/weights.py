@@ -1,18 +1,21 @@
-"""Tensors of a file into the native executor: packed where a kernel takes them so, else expanded to float32."""
+"""Tensors of a file into the native executor, packed as their kernels take them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
 from potok._native import Replay
 from potok.model.precision import INTEGER_FORMATS, Activation, ActivationRule
-from potok.weights.formats import dequantize
+from potok.weights.bits import U8
+from potok.weights.formats import FORMATS, dequantize
 from potok.weights.gguf import GGUFFile, Tensor
+from potok.weights.rewritten import REWRITTEN, rewritten
 
-#: Formats that are packed (csrc/kernels/packed.h), and the bits of an element once packed, scales included.
-PACKED = {
+#: Bits of an element once packed (csrc/kernels/packed.h), scales included, of formats that are packed as they are,
+_OWN_FORM = {
     "F32": 32,
     "F16": 16,
     "BF16": 16,
@@ -22,17 +25,26 @@ PACKED = {
     "Q5_1": 6,
     "Q8_0": 8.5,
     "IQ4_NL": 8.5,
+    "Q2_K": 2.625,
     "Q4_K": 4.625,
     "Q5_K": 5.625,
     "Q6_K": 8.5625,
     "Q3_K": 8.5625,
     "IQ4_XS": 8.5625,
+    "LEVELS": 10,
+    "LEVELS_K": 8.5625,
 }
-_F32_ID = 0
+#: and of every format of a file.
+PACKED = {
+    format.name: _OWN_FORM[REWRITTEN.get(format.name, format).name] for format in FORMATS.values() if format.has_values
+}
+_F32 = FORMATS[0]
+_PANEL = 16  # rows that are packed together
+_ELEMENTS = 1 << 22  # that are rewritten at a time: some 100 MB while they are
 
 
 class WeightLoader:
-    """Adds each tensor once; remembers what had to be expanded for want of a kernel."""
+    """Adds each tensor once; remembers which take more memory than in the file because they are rewritten."""
 
     def __init__(self, replay: Replay, file: GGUFFile, activation_bits: int, rule: ActivationRule) -> None:
         self._replay = replay
@@ -40,8 +52,8 @@ class WeightLoader:
         self._activation_bits = activation_bits
         self._rule = rule
         self._index: dict[str, int] = {}
-        self._expanded: Counter[str] = Counter()
-        self._bytes = [0, 0]  # of the expanded tensors: in the file, in memory
+        self._rewritten: Counter[str] = Counter()
+        self._bytes = [0.0, 0.0]  # of the rewritten tensors: in the file, in memory
 
     def activation(self, name: str) -> Activation:
         return self._rule(name, self._file.tensors[name].type.name, self._activation_bits)
@@ -60,27 +72,38 @@ class WeightLoader:
         return self._index[name]
 
     def _add(self, name: str, tensor: Tensor) -> int:
-        index = self._pack(name, tensor)
+        index = self._pack(tensor, self.activation(name))
         # The file's bytes have been read for the last time; without this a load would hold the weights twice.
         self._file.release_memory()
         return index
 
-    def _pack(self, name: str, tensor: Tensor) -> int:
-        _, k = tensor.shape
-        format, activation = tensor.type.name, self.activation(name)
-        if format in PACKED and not (format in INTEGER_FORMATS and activation is Activation.F32):
-            return self._replay.add_weight(tensor.type.id, int(activation), k, tensor.data)
-        values = dequantize(tensor.type, tensor.data)
-        if format not in PACKED:
-            self._expanded[format] += 1
+    def _pack(self, tensor: Tensor, activation: Activation) -> int:
+        n, k = tensor.shape
+        source = tensor.type
+        as_floats = source.name in INTEGER_FORMATS and activation is Activation.F32
+        target = _F32 if as_floats else REWRITTEN.get(source.name, source)
+        index = self._replay.add_weight(target.id, int(activation), n, k)
+        for first, rows in _parts_of(tensor, whole=target is source):
+            packable = dequantize(source, rows).view(np.uint8) if as_floats else rewritten(source, rows)[1]
+            self._replay.pack_rows(index, target.id, first, packable)
+        if source.name in REWRITTEN and not as_floats:
+            self._rewritten[source.name] += 1
             self._bytes[0] += tensor.data.nbytes
-            self._bytes[1] += values.nbytes
-        return self._replay.add_weight(_F32_ID, int(Activation.F32), k, values.view(np.uint8))
+            self._bytes[1] += n * k * PACKED[source.name] / 8
+        return index
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence about the cost of expansion, when there was any."""
-        if not self._expanded:
+        """One sentence about what rewriting costs, when there was any."""
+        if not self._rewritten:
             return ()
-        kinds = ", ".join(f"{n} {name}" for name, n in sorted(self._expanded.items()))
+        kinds = ", ".join(f"{n} {name}" for name, n in sorted(self._rewritten.items()))
         before, after = (b / 2**20 for b in self._bytes)
-        return (f"no kernel yet for {kinds} tensors: expanded to float32, {before:.0f} MiB became {after:.0f} MiB",)
+        return (f"wider levels for {kinds} tensors: {before:.1f} MiB became {after:.1f} MiB",)
+
+
+def _parts_of(tensor: Tensor, *, whole: bool) -> Iterator[tuple[int, U8]]:
+    """Rows of a matrix, a few panels at a time, and the first one's place."""
+    n, k = tensor.shape
+    step = n if whole else max(1, _ELEMENTS // k // _PANEL) * _PANEL
+    for first in range(0, n, step):
+        yield first, tensor.data[first : first + step]

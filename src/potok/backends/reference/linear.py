@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from potok.backends.reference.arithmetic import fma
-from potok.model.precision import Activation, activation_of
+from potok.model.precision import Activation, activation_of, chain_group
 from potok.sampling.rows import F32, F64
 from potok.weights.formats import dequantize, parts
 from potok.weights.gguf import Tensor
@@ -51,28 +51,28 @@ class IntegerWeight:
     limit: int
 
     def product(self, x: F32) -> F32:
-        q, d, s = quantize(x, self.limit)
+        q, d = quantize(x, self.limit)
         per_scale = GROUP // self.levels.shape[1]  # groups of weights to one of activations: 1 or 2
         q = q.reshape(len(x), *self.levels.shape[:2])
         total = np.zeros((len(x), self.levels.shape[2]), np.float32)
         for g, levels in enumerate(self.levels):
             # Whole numbers far below 2^53: float64 adds them exactly, in whatever order the library chooses.
             dots = (q[:, g] @ levels.astype(np.float64)).astype(np.float32)
+            d_a = d[:, g // per_scale, None]
             if self.minimums is not None:
-                total = fma(self.minimums[g], s[:, g, None], total)
-            total = fma(self.scales[g] * d[:, g // per_scale, None], dots, total)
+                total = fma(self.minimums[g], d_a * q[:, g].sum(axis=-1, keepdims=True).astype(np.float32), total)
+            total = fma(self.scales[g] * d_a, dots, total)
         return total
 
 
-def quantize(x: F32, limit: int) -> tuple[F64, F32, F32]:
-    """[R, K] -> whole numbers q float64 [R, G, 32], scales d [R, G], and d * sum(q) [R, G]."""
+def quantize(x: F32, limit: int) -> tuple[F64, F32]:
+    """[R, K] -> whole numbers q float64 [R, G, 32] and scales d [R, G]."""
     groups = x.reshape(len(x), x.shape[1] // GROUP, GROUP)
     amax = np.abs(groups).max(axis=-1)
     bound = np.float32(limit)
     inverse = np.divide(bound, amax, out=np.zeros_like(amax), where=amax > 0)
     q = np.rint(groups * inverse[..., None]).astype(np.float64)
-    d = amax / bound
-    return q, d, d * q.sum(axis=-1).astype(np.float32)
+    return q, amax / bound
 
 
 def load_weight(tensor: Tensor, activation_bits: int) -> Weight:
@@ -82,8 +82,9 @@ def load_weight(tensor: Tensor, activation_bits: int) -> Weight:
     if activation is Activation.F32:
         return FloatWeight(np.ascontiguousarray(dequantize(tensor.type, tensor.data).T))
     levels, scales, minimums = parts(tensor.type, tensor.data)
-    if tensor.type.name == "IQ4_XS":  # packed with a scale for each 16, like the others with signed scales
-        levels, scales = levels.reshape(len(levels), -1, 16), np.repeat(scales, 2, axis=1)
+    group = chain_group(name)
+    scales = np.repeat(scales, levels.shape[2] // group, axis=1)
+    levels = levels.reshape(len(levels), -1, group)
     return IntegerWeight(
         np.ascontiguousarray(levels.transpose(1, 2, 0)),
         np.ascontiguousarray(scales.T),
