@@ -143,7 +143,7 @@ def _put_small_floats(qblocks: U8, d: npt.NDArray[np.float64], rng: np.random.Ge
     """NVFP4: for each 16, the float of 4 and 3 bits next to 2 d."""
     codes = np.arange(0x7F)
     floats = np.where(codes < 8, codes / 512, (8 + codes % 8) * 2.0 ** (codes // 8 - 10))
-    qblocks[:, :4] = np.abs(floats - 2 * d[:, None]).argmin(axis=1)[:, None]
+    qblocks[:, :4] = np.searchsorted((floats[1:] + floats[:-1]) / 2, 2 * d)[:, None]
 
 
 #: Where d is not one half. (qblocks, d of each, for what is drawn.)

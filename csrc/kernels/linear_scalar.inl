@@ -13,6 +13,7 @@ template <Packed F, int Rows, class T>
 static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float* acc) {
     constexpr int scales = scales_per_group(F), span = kGroup / scales;
     const int groups = k / kGroup;
+    const float* s = sums_of<F>(a);
     for (int r = 0; r < Rows; r++) {
         for (int c = 0; c < kPanel; c++) {
             float sum = 0;
@@ -20,8 +21,7 @@ static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float
                 const T* x = a.q + (size_t)r * k + g * kGroup;
                 const size_t at = (size_t)r * groups + g;
                 for (int half = 0; half < scales; half++) {
-                    if (has_minimum(F))
-                        sum = fma1(minimum<F>(panel, g, half, c), sums_of<F>(a)[scales * at + half], sum);
+                    if (has_minimum(F)) sum = fma1(minimum<F>(panel, g, half, c), s[scales * at + half], sum);
                     int32_t dot = 0;
                     for (int i = half * span; i < (half + 1) * span; i++)
                         dot += level<F>(panel, g, c, order(T(), i)) * x[i];

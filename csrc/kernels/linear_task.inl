@@ -9,7 +9,7 @@ static inline IntRows<T> from_row(const IntRows<T>& a, int row, int k) {
 // What the minimums of a form are multiplied by: of a row, scales_per_group(F) for each group.
 template <Packed F, class T>
 static inline const float* sums_of(const IntRows<T>& a) {
-    return scales_per_group(F) == 2 ? a.s16 : a.s;
+    return has_minimum(F) && scales_per_group(F) == 2 ? a.s16 : a.s;
 }
 
 // Not inlined: GCC would unroll it into every tile, three times the code and the time to compile.

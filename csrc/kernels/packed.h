@@ -10,7 +10,7 @@
 //   P2K    Q2_K    (d sc) q - (dmin mn), sc and mn for each 16 k: pairs of bits 128 B, after a header
 //   P8     Q8_0    d q, IQ4_NL too              bytes 512 B | d 16 f16
 //   P8K    Q6_K    (d sc) q, sc for each 16 k   bytes 512 B                     after a header; Q3_K, IQ4_XS, IQ3_S too
-//   P8S    levels  d q, d for each 16 k         bytes 512 B | d f32 [2][16]     all other formats of the file
+//   P8S    IQ2_XS  d q, d for each 16 k         bytes 512 B | d f32 [2][16]     all that have no other form
 //   F16, BF16, F32                              [k][16], no qblocks
 //
 // nibbles: byte 64 j + 4 c + i holds column c's k = 8 j + i (low) and k = 8 j + 4 + i (high).

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from potok.backends.native.weights import PACKED
 from potok.backends.reference.linear import load_weight
+from potok.model.precision import chain_group
 from potok.weights.formats import FORMATS
 from potok.weights.gguf import Tensor
 
@@ -46,6 +48,20 @@ def test_the_python_is_the_reference_bit_by_bit() -> None:
         assert names["q4_1_linear"](levels, d_w, m, row).tobytes() == want.tobytes()
     exact = x.astype(np.float64) @ (levels * d_w[..., None].astype(np.float64) + m[..., None]).reshape(n, -1).T
     assert np.abs(expected - exact).max() < 0.015 * np.abs(exact).max()
+
+
+def test_the_table_of_formats_is_that_of_the_code() -> None:
+    listed = {}
+    for row in (line.strip("| ").split("|") for line in TEXT.splitlines() if "| P" in line):
+        names, _, in_file, in_memory = ([part.strip() for part in column.split(",")] for column in row[:4])
+        for i, name in enumerate(names):
+            memory = in_memory[i] if len(in_memory) > 1 else in_memory[0]
+            listed[name] = (float(in_file[i]), float(memory), int(row[4]))
+    for name, (in_file, in_memory, group) in listed.items():
+        format = next(f for f in FORMATS.values() if f.name == name)
+        assert in_file == 8 * format.qblock_bytes / format.qblock_elements
+        assert (in_memory, group) == (PACKED[name], chain_group(name))
+    assert listed.keys() == PACKED.keys() - {"F32", "F16", "BF16"}
 
 
 def test_the_cpp_stands_in_the_source() -> None:

@@ -45,12 +45,15 @@ def _look_up(format: str, index: npt.NDArray[Any]) -> I8:
 _SEVEN = np.arange(128, dtype=np.uint8)
 _EVEN = _SEVEN | (np.unpackbits(_SEVEN[:, None], axis=1).sum(axis=1, dtype=np.uint8) & 1) << 7
 _EVEN.flags.writeable = False
+#: By a byte: -1 where its bits are set, the lowest first, else 1.
+_SIGNS = 1 - 2 * each_bit(np.arange(256, dtype=np.uint8)[:, None]).astype(np.int8)
+_SIGNS.flags.writeable = False
 
 
 def _with_signs(levels: I8, signs: U8) -> I8:
     """levels [n, m, 4 or 8] of the n rows in order; signs [n, bytes], a bit an element, set where it is negative."""
-    flat = levels.reshape(len(levels), -1)
-    return np.where(each_bit(signs) == 1, -flat, flat)
+    signed: I8 = levels.reshape(*signs.shape, 8) * _SIGNS[signs]
+    return signed
 
 
 def _four_signs(words: npt.NDArray[np.uint32]) -> U8:

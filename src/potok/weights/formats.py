@@ -222,7 +222,7 @@ _E2M1_LEVELS = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 _E2M1_LEVELS.flags.writeable = False
 
 
-# exponent byte | 16 bytes of nibbles; the scale is 2^(exponent - 127), halved
+# exponent byte | 16 bytes of nibbles; the scale is 2^(exponent - 127), halved, of 255 too, which elsewhere means NaN
 def _mxfp4(q: U8) -> Parts:
     return single(_E2M1_LEVELS[nibbles(q[:, 1:17])], np.ldexp(np.float32(1), q[:, :1].astype(np.int32) - 128))
 

@@ -40,7 +40,7 @@ PACKED = {
 }
 _F32 = FORMATS[0]
 _PANEL = 16  # rows that are packed together
-_ELEMENTS = 1 << 22  # that are rewritten at a time: some 100 MB while they are
+_ELEMENTS = 1 << 22  # that are rewritten at a time: which takes some 30 MB
 
 
 class WeightLoader:
