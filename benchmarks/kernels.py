@@ -198,10 +198,10 @@ def linear_goal(format: Format, act: Activation, m: int) -> float | None:
     if format.name in ("F16", "BF16"):
         return 12.0 if m >= 12 else 11.0
     bits = INTEGER_FORMATS.get(format.name, 8)
-    if bits > 5:
-        return 17.0 if m >= 12 else 14.0
-    if act is Activation.A16:
+    if act is Activation.A16 and bits <= 5:
         return 17.0 if m >= 12 else None
+    if bits in (2, 8):  # those of 2 bits have twice as many scales as the others with small levels
+        return 17.0 if m >= 12 else 14.0
     return 24.0 if bits == 4 else 20.0
 
 

@@ -17,7 +17,9 @@ SUBJECT = 0
 FIRST_NEIGHBOUR = 1
 
 
-@pytest.fixture(scope="module", params=["tiny-llama", "tiny-qwen2", "tiny-llama-64/F16", "tiny-llama/Q8_0"])
+@pytest.fixture(
+    scope="module", params=["tiny-llama", "tiny-qwen2", "tiny-llama-64/F16", "tiny-llama/Q8_0", "tiny-llama-256/Q2_K"]
+)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     shape, _, format = str(request.param).partition("/")
     path = tmp_path_factory.mktemp("models") / "model.gguf"
