@@ -39,7 +39,9 @@ static inline void put_levels(int8_t, const uint8_t* q, uint8_t (*out)[8][64]) {
 template <Packed F>
 static inline void put_levels(int16_t, const uint8_t* q, uint8_t (*out)[16][64]) {
     POTOK_UNROLL for (int step = 0; step < 16; step++) {
-        const __m512i v = _mm512_sub_epi8(levels_of<F>(int16_t(), q, step), _mm512_set1_epi16(zero_point(F)));
+        const __m512i bytes = _mm512_sub_epi8(levels_of<F>(int16_t(), q, step), _mm512_set1_epi16(zero_point(F)));
+        // Signed bytes come with the upper half of their 16 bits filled.
+        const __m512i v = has_nibbles(F) ? bytes : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
         _mm512_store_si512(out[0][step], v);
         _mm512_store_si512(out[1][step], _mm512_slli_epi16(v, 8));
     }
