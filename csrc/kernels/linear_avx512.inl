@@ -6,7 +6,9 @@
 
 // Rows of one tile: 12 sums over k, 12 of a group, and what is left of 32 registers for the weights.
 static constexpr int kTileHeight = 12;
-static constexpr int kAhead = 2560;  // bytes to prefetch
+// Bytes to prefetch. Not as non-temporal: that keeps weights out of the third-level cache, where small models live, and
+// made steps of one row 2.1 to 2.6 times as long.
+static constexpr int kAhead = 2560;
 
 static inline void prefetch(const uint8_t* p, int bytes) {
     POTOK_UNROLL for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + kAhead + i, _MM_HINT_T0);
