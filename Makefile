@@ -40,10 +40,13 @@ serve: setup
 test: $(VENV)/dev
 	$(BIN)/python -m pytest $(ARGS)
 
-test-isa: $(VENV)/dev
+$(ISA)/built: $(VENV)/dev $(NATIVE)
 	$(BIN)/cmake -S . -B $(ISA) -G Ninja -D POTOK_SIMDE=ON -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 		-D Python_EXECUTABLE=$(abspath $(BIN)/python) --log-level=WARNING
 	$(BIN)/cmake --build $(ISA) --target _native
+	touch $@
+
+test-isa: $(ISA)/built
 	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
 		tests/kernels tests/sampling tests/invariance -k "avx512vnni or amx or tables_agree or sampling_native" \
 		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
