@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -40,7 +41,7 @@ PACKED = {
 }
 _F32 = FORMATS[0]
 _PANEL = 16  # rows that are packed together
-_ELEMENTS = 1 << 22  # that are rewritten at a time: which takes some 30 MB
+_ELEMENTS = 1 << 20  # that a thread rewrites at a time: which takes some 8 MB
 
 
 class WeightLoader:
@@ -83,14 +84,37 @@ class WeightLoader:
         as_floats = source.name in INTEGER_FORMATS and activation is Activation.F32
         target = _F32 if as_floats else REWRITTEN.get(source.name, source)
         index = self._replay.add_weight(target.id, int(activation), n, k)
-        for first, rows in _parts_of(tensor, whole=target is source):
-            packable = dequantize(source, rows).view(np.uint8) if as_floats else rewritten(source, rows)[1]
-            self._replay.pack_rows(index, target.id, first, packable)
+        if target is source:
+            self._replay.pack_rows(index, target.id, 0, tensor.data)
+        else:
+            for first, rows in self._converted(tensor, as_floats):
+                self._replay.pack_rows(index, target.id, first, rows)
         if source.name in REWRITTEN and not as_floats:
             self._rewritten[source.name] += 1
             self._bytes[0] += tensor.data.nbytes
             self._bytes[1] += n * k * PACKED[source.name] / 8
         return index
+
+    def _converted(self, tensor: Tensor, as_floats: bool) -> Iterator[tuple[int, U8]]:
+        """Rows in the format that they are packed as, and the place of the first. All threads work, a part each."""
+        n, k = tensor.shape
+        step = max(1, _ELEMENTS // k // _PANEL) * _PANEL
+
+        def convert(first: int) -> tuple[int, U8]:
+            rows = tensor.data[first : first + step]
+            if as_floats:
+                return first, dequantize(tensor.type, rows).view(np.uint8)
+            return first, rewritten(tensor.type, rows)[1]
+
+        threads = self._replay.threads
+        with ThreadPoolExecutor(threads, "potok-rewrite") as pool:
+            ahead: deque[Future[tuple[int, U8]]] = deque()
+            for first in range(0, n, step):
+                ahead.append(pool.submit(convert, first))
+                if len(ahead) > threads:  # no more than these in memory
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
 
     def notes(self) -> tuple[str, ...]:
         """One sentence about what rewriting costs, when there was any."""
@@ -99,11 +123,3 @@ class WeightLoader:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(self._rewritten.items()))
         before, after = (b / 2**20 for b in self._bytes)
         return (f"wider levels for {kinds} tensors: {before:.1f} MiB became {after:.1f} MiB",)
-
-
-def _parts_of(tensor: Tensor, *, whole: bool) -> Iterator[tuple[int, U8]]:
-    """Rows of a matrix, a few panels at a time, and the first one's place."""
-    n, k = tensor.shape
-    step = n if whole else max(1, _ELEMENTS // k // _PANEL) * _PANEL
-    for first in range(0, n, step):
-        yield first, tensor.data[first : first + step]
