@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,22 +43,32 @@ def test_it_is_small(installed: Path) -> None:
     assert size <= MOST_BYTES
 
 
+def url_of(server: subprocess.Popen[str]) -> str:
+    """Waits until it is ready."""
+    assert server.stderr is not None
+    told = ""
+    while not (ready := re.search(r"ready on (http://\S+)", told)):
+        line = server.stderr.readline()
+        assert line, told
+        told += line
+    return ready[1]
+
+
+def complete(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        answer: dict[str, Any] = json.load(reply)
+    return answer
+
+
 def test_it_serves_without_a_compiler(installed: Path) -> None:
     command = [installed / "potok", "serve", find_default_model(), "--port", "0"]
     env = {"PATH": "", "HOME": os.environ.get("HOME", "/")}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        told = ""
-        while not (ready := re.search(r"ready on (http://\S+)", told)):
-            line = server.stderr.readline()
-            assert line, told
-            told += line
-        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-        request = urllib.request.Request(
-            f"{ready[1]}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            answer = json.load(reply)
-        assert answer["choices"][0]["text"].strip()
-        server.send_signal(signal.SIGTERM)
+        try:
+            answer = complete(url_of(server), {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0})
+            assert answer["choices"][0]["text"].strip()
+        finally:
+            server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0

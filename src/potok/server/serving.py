@@ -136,14 +136,14 @@ class _Process:
                 await self._engine.stop(patience=0.0 if self.signals.second.is_set() else 5.0)
 
     async def _live(self, service: Service) -> int:
-        loading = asyncio.create_task(self._load())
+        loading = asyncio.create_task(self._load(service))
         await _first(loading, self.signals.first.wait(), keep=True)
         if self.signals.first.is_set():  # it may have ended the engine, too, which then is no failure
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             return EXIT_OK
         try:
-            service.ready(loading.result())
+            loading.result()
         except LoadError as error:
             _say(f"potok: {error}")
             return EXIT_CANNOT_START
@@ -154,15 +154,18 @@ class _Process:
             return await self._engine_died(service)
         return await self._drain(service)
 
-    async def _load(self) -> FrontEnd:
-        """The tokenizer, while the engine loads its weights; then the engine, which measures the machine last."""
+    async def _load(self, service: Service) -> None:
+        """The tokenizer, while the engine loads its weights; then the engine, which measures the machine last.
+
+        Calls are taken before anybody is told so: who waits for that line may call at once.
+        """
         text = await asyncio.to_thread(open_text_model, self._model, self._config.served_model_name)
         text_s = time.monotonic()
         info = await self._engine.start()
         engine_s = time.monotonic()
         frontend = FrontEnd(self._engine, *text)
+        service.ready(frontend)
         self._announce(frontend.model_name, info, text_s, engine_s)
-        return frontend
 
     def _announce(self, name: str, info: EngineInfo, text_s: float, engine_s: float) -> None:
         for note in info.notes:
