@@ -1,7 +1,7 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
 # make test    set up, and run all tests
 # make mutate  break the scheduler by hand, line by line, and see that the tests notice
-# make test-isa    test the AVX-512 and AMX kernels on a CPU that has neither: emulated in AVX2
+# make test-isa    test the AVX-VNNI, AVX-512 and AMX kernels on a CPU without them: emulated in AVX2
 # make bench-engine, bench-kernels, bench-fidelity, bench-peers, bench-goodput    measure; benchmarks/README.md says what
 PYTHON ?= python3
 VENV := .venv
@@ -48,7 +48,7 @@ $(ISA)/built: $(VENV)/dev $(NATIVE)
 
 test-isa: $(ISA)/built
 	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
-		tests/kernels tests/sampling tests/invariance -k "avx512vnni or amx or tables_agree or sampling_native" \
+		tests/kernels tests/sampling tests/invariance -k "avxvnni or avx512vnni or amx or tables_agree or sampling_native" \
 		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
 
 mutate: $(VENV)/dev

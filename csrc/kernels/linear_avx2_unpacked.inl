@@ -85,30 +85,30 @@ static void unpack(const uint8_t* panel, int k0, int k, Chunk& chunk) {
 template <Packed F, int Rows>
 static void unpacked_a8(const Chunk& chunk, int groups, const IntRows<int8_t>& a, int k, float* acc) {
     constexpr int halves = scales_per_group(F), quads = 8 / halves;
-    const __m256i ones = _mm256_set1_epi16(1);
     const uint8_t* w = chunk.w;
     for (int g = 0; g < groups; g++) {
         const int8_t* x = a.q + g * kGroup;
-        alignas(32) int32_t first[has_high_bits(F) ? Rows * kPanel : 1];
+        alignas(32) int32_t first[in_two_sums<F>() ? Rows * kPanel : 1];
         POTOK_UNROLL for (int half = 0; half < halves; half++) {
             __m256i c[Rows][2];
             POTOK_UNROLL for (int quad = half * quads; quad < (half + 1) * quads; quad++, w += 64) {
-                if (has_high_bits(F) && quad == 4) {
+                if (in_two_sums<F>() && quad == 4) {
                     POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                        store_i256(first + r * kPanel, _mm256_madd_epi16(ones, c[r][0]));
-                        store_i256(first + r * kPanel + 8, _mm256_madd_epi16(ones, c[r][1]));
+                        store_i256(first + r * kPanel, widened(c[r][0]));
+                        store_i256(first + r * kPanel + 8, widened(c[r][1]));
                     }
                 }
-                const bool fresh = quad == half * quads || (has_high_bits(F) && quad == 4);
+                const bool fresh = quad == half * quads || (in_two_sums<F>() && quad == 4);
                 __m256i w0 = load_i256(w), w1 = load_i256(w + 32);
                 POTOK_KEEP(w0);
                 POTOK_KEEP(w1);
                 POTOK_UNROLL for (int r = 0; r < Rows; r++) {
                     const __m256i v = broadcast32(x + (size_t)r * k + 4 * quad);
-                    if (fresh) {
+                    if (fresh && kSumsIn16) {
                         c[r][0] = _mm256_maddubs_epi16(w0, v);
                         c[r][1] = _mm256_maddubs_epi16(w1, v);
                     } else {
+                        if (fresh) c[r][0] = c[r][1] = _mm256_setzero_si256();
                         POTOK_MUBS(c[r][0], w0, v);
                         POTOK_MUBS(c[r][1], w1, v);
                     }
@@ -120,8 +120,8 @@ static void unpacked_a8(const Chunk& chunk, int groups, const IntRows<int8_t>& a
                 if (has_minimum(F)) scales.m[i] = _mm256_load_ps(chunk.m[halves * g + half] + 8 * i);
             }
             POTOK_UNROLL for (int r = 0; r < Rows; r++) {
-                __m256i dot0 = _mm256_madd_epi16(ones, c[r][0]), dot1 = _mm256_madd_epi16(ones, c[r][1]);
-                if (has_high_bits(F)) {
+                __m256i dot0 = widened(c[r][0]), dot1 = widened(c[r][1]);
+                if (in_two_sums<F>()) {
                     dot0 = _mm256_add_epi32(dot0, load_i256(first + r * kPanel));
                     dot1 = _mm256_add_epi32(dot1, load_i256(first + r * kPanel + 8));
                 }

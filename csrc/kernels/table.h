@@ -135,6 +135,9 @@ const Kernels& kernels();
 namespace avx2 {
 const Kernels& kernels();
 }
+namespace avxvnni {
+const Kernels& kernels();
+}
 namespace avx512vnni {
 const Kernels& kernels();
 }

@@ -32,8 +32,9 @@ std::vector<std::string> supported_isas() {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #if defined(POTOK_SIMDE)
-    const bool avx512vnni = avx2, amx = avx2;
+    const bool avxvnni = avx2, avx512vnni = avx2, amx = avx2;
 #else
+    const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool avx512vnni = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
@@ -42,6 +43,7 @@ std::vector<std::string> supported_isas() {
 #endif
     if (amx) names.push_back("amx");
     if (avx512vnni) names.push_back("avx512vnni");
+    if (avxvnni) names.push_back("avxvnni");
     if (avx2) names.push_back("avx2");
 #endif
     names.push_back("scalar");
@@ -54,6 +56,7 @@ const Kernels& kernels_of(const std::string& isa) {
 #if defined(POTOK_HAS_X86)
         if (isa == "amx") return amx::kernels();
         if (isa == "avx512vnni") return avx512vnni::kernels();
+        if (isa == "avxvnni") return avxvnni::kernels();
         if (isa == "avx2") return avx2::kernels();
 #endif
         return scalar::kernels();

@@ -14,7 +14,7 @@ import pytest
 
 from potok._native import kernels, supported_isas
 
-BEST_FIRST = ["amx", "avx512vnni", "avx2", "scalar"]
+BEST_FIRST = ["amx", "avx512vnni", "avxvnni", "avx2", "scalar"]
 GET_PERMISSIONS, ARCH_PRCTL, TILE_DATA = 0x1022, 158, 18
 EMULATED = "POTOK_NATIVE" in os.environ
 
@@ -58,7 +58,12 @@ def test_a_table_that_is_not_there_is_refused_by_name() -> None:
 @pytest.mark.skipif(EMULATED, reason="emulated tables are listed on every CPU")
 def test_no_table_asks_for_more_than_the_cpu_has() -> None:
     flags = cpu_flags()
-    needs = {"amx": {"amx_tile", "amx_int8"}, "avx512vnni": {"avx512f", "avx512_vnni"}, "avx2": {"avx2", "fma", "f16c"}}
+    needs = {
+        "amx": {"amx_tile", "amx_int8"},
+        "avx512vnni": {"avx512f", "avx512_vnni"},
+        "avxvnni": {"avx2", "avx_vnni"},
+        "avx2": {"avx2", "fma", "f16c"},
+    }
     for isa in supported_isas():
         assert needs.get(isa, set()) <= flags
 
