@@ -20,8 +20,8 @@
 #endif
 
 #if defined(POTOK_AVXVNNI)
-// Rows of one tile: 12 accumulators, 2 weights and 1 activation of 16 registers. A dot product takes five cycles and two
-// start in each.
+// Rows of one tile: 12 accumulators, 2 weights and 1 activation of 16 registers. A dot product takes five cycles and
+// two start in each.
 static constexpr int kTileHeight = 6;
 static constexpr bool kSumsIn16 = false;
 #else

@@ -38,7 +38,7 @@ class Factors:
 #: By name of the table. MAC/cycle of one core: AVX2 has P = 16, AVX-512 has 32.
 FACTORS = {
     "avx2": Factors(wide=False, bits4=1.77, bits8=1.15, floats=1.0, prompt_attention=0.75),
-    "avxvnni": Factors(wide=False, bits4=2.3, bits8=1.5, floats=1.0, prompt_attention=0.75),
+    "avxvnni": Factors(wide=False, bits4=2.2, bits8=1.4, floats=1.0, prompt_attention=0.75),
     "avx512vnni": Factors(wide=True, bits4=1.96, bits8=1.35, floats=1.0, prompt_attention=0.75),
     "amx": Factors(wide=True, bits4=2.70, bits8=1.35, floats=1.0, prompt_attention=0.75),
 }
