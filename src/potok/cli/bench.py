@@ -55,7 +55,7 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(help="Length of each prompt.")] = 48,
     output_tokens: Annotated[int, typer.Option(help="Length of each answer.")] = 128,
     long_prompt_tokens: Annotated[int, typer.Option(help="Prompts alone: their length.")] = 512,
-    rounds: Annotated[int, typer.Option(help="How often each load runs; the best counts.")] = 1,
+    rounds: Annotated[int, typer.Option(help="How often each load runs; the median counts.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
     threads: options.Threads = None,
     max_num_seqs: options.MaxNumSeqs = None,
