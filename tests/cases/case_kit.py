@@ -64,5 +64,5 @@ class Served:
         self.process.terminate()
         assert self.process.stderr is not None
         said = self.process.stderr.read()
-        assert (self.process.wait(10), said) == (0, "")
+        assert (self.process.wait(60), said) == (0, "")
         self.process.stderr.close()

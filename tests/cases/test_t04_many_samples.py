@@ -64,7 +64,7 @@ def test_closing_the_socket_frees_all_four(real_server: Served) -> None:
     body = json.dumps({"prompt": "Once", "n": 4, "max_tokens": 2000, "ignore_eos": True, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     url = httpx.URL(real_server.url)
-    with socket.create_connection((url.host, url.port), timeout=10) as connection:
+    with socket.create_connection((url.host, url.port), timeout=60) as connection:
         connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         real_server.eventually(lambda: real_server.metric("potok_requests_running") == 4, 5.0)
     real_server.eventually(real_server.empty, 2.0)

@@ -19,7 +19,7 @@ def test_in_a_prompt_of_six_thousand_tokens(real_server: Served, stream: bool) -
     body = json.dumps({"prompt": [504, 2365, 6354] * 2000, "max_tokens": 2000, "stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     url = httpx.URL(real_server.url)
-    with socket.create_connection((url.host, url.port), timeout=10) as connection:
+    with socket.create_connection((url.host, url.port), timeout=60) as connection:
         connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         real_server.eventually(lambda: real_server.metric("potok_requests_running") == 1, 5.0)
         time.sleep(0.1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from engine_kit import VOCAB, remember_all
 
@@ -24,11 +22,13 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, step: float = 0.0, token: float) -> None:
         self._step, self._token = step, token
-        self._now = 0.0
-        monkeypatch.setattr(probe.time, "perf_counter", lambda: self._now)
+        self.now = 0.0
+        self.steps: list[int] = []
+        monkeypatch.setattr(probe.time, "perf_counter", lambda: self.now)
 
     def __call__(self, inputs: StepInputs) -> None:
-        self._now += self._step + self._token * len(inputs.tokens)
+        self.steps.append(len(inputs.tokens))
+        self.now += self._step + self._token * len(inputs.tokens)
 
 
 def measured(clock: Clock, num_blocks: int = 300) -> Speed:
@@ -67,20 +67,15 @@ def test_rows_are_doubled_until_that_gains_nothing(
         (1e-6, 2, [WARM_UP_TOKENS, 32]),  # only blocks that exist
     ],
 )
-def test_the_probe_is_short(seconds_per_token: float, num_blocks: int, steps: list[int]) -> None:
-    seen: list[int] = []
-
-    def note(inputs: StepInputs) -> None:
-        seen.append(len(inputs.tokens))
-
-    backend = ScriptedBackend(
-        remember_all, vocab_size=VOCAB, block_size=16, on_step=note, seconds_per_token=seconds_per_token
-    )
+def test_the_probe_is_short(
+    monkeypatch: pytest.MonkeyPatch, seconds_per_token: float, num_blocks: int, steps: list[int]
+) -> None:
+    clock = Clock(monkeypatch, token=seconds_per_token)
+    backend = ScriptedBackend(remember_all, vocab_size=VOCAB, block_size=16, on_step=clock)
     backend.allocate(num_blocks, 256)
-    started = time.monotonic()
     measure(backend)
-    assert time.monotonic() - started < 0.3
-    assert seen == steps
+    assert clock.now < 0.3
+    assert clock.steps == steps
 
 
 def test_the_budget_follows_the_probe_and_every_setting_has_a_note() -> None:

@@ -127,7 +127,7 @@ def test_the_prefix_cache_is_described_until_the_engine_ends() -> None:
             await asyncio.sleep(0)
             client._host.kill()
             with pytest.raises(EngineDead):
-                await asyncio.wait_for(question, 5)
+                await asyncio.wait_for(question, 20)
             assert busy.finish is Finish.ERROR
             with pytest.raises(EngineDead):
                 await client.describe_cache(10)
@@ -223,7 +223,7 @@ def test_an_exception_in_the_engine_ends_every_request_with_its_sentence(capfd: 
                 await answer.wait()
                 assert answer.finish is Finish.ERROR
                 assert answer.error == "the engine stopped: ValueError: the tenth position is cursed"
-            assert await asyncio.wait_for(client.wait_dead(), 5) == "ValueError: the tenth position is cursed"
+            assert await asyncio.wait_for(client.wait_dead(), 20) == "ValueError: the tenth position is cursed"
             assert (client.dead, client.exit_code) == (True, 70)
             with pytest.raises(EngineDead, match="cursed"):
                 client.submit([1], 1, Sampling(), Answer())
@@ -263,7 +263,7 @@ def test_an_engine_that_cannot_be_understood_is_ended_and_keeps_nobody_waiting()
         answer = await ask(client, [1], 5).wait()
         assert answer.finish is Finish.ERROR
         assert "cannot be read" in answer.error and "Expected `int`" in answer.error
-        assert "cannot be read" in await asyncio.wait_for(client.wait_dead(), 2)
+        assert "cannot be read" in await asyncio.wait_for(client.wait_dead(), 20)
         await client.stop()
 
     asyncio.run(main())
@@ -314,7 +314,7 @@ def test_stop_does_not_wait_for_ever_for_a_hung_engine() -> None:
         await client.start()
         answer = ask(client, [1], 1)
         await until(lambda: gate.entered)
-        await asyncio.wait_for(client.stop(patience=0.1), 2)
+        await asyncio.wait_for(client.stop(patience=0.1), 20)
         assert "SIGKILL" in answer.error
         gate.open()
 
@@ -328,7 +328,7 @@ def test_stop_without_start(spawned: bool) -> None:
         folder = socket_folder(client)
         if spawned:
             client.spawn()
-        await asyncio.wait_for(client.stop(), 5)
+        await asyncio.wait_for(client.stop(), 20)
         assert not folder.exists()
 
     asyncio.run(main())
@@ -356,7 +356,7 @@ def test_messages_that_arrive_before_a_send_are_not_missed() -> None:
                 answer = ask(client, [i], 1)
                 time.sleep(0.01)  # the event loop is busy while the answer arrives
                 ask(client, [i], 1)
-                await asyncio.wait_for(answer.done.wait(), 5)
+                await asyncio.wait_for(answer.done.wait(), 20)
 
     asyncio.run(main())
 

@@ -136,7 +136,7 @@ def test_a_forgotten_engine_is_ended() -> None:
     del engine
     gc.collect()
     assert gone() is None
-    thread.join(5)
+    thread.join(20)
     assert not thread.is_alive()
 
 

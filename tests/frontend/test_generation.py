@@ -21,7 +21,7 @@ PROMPT = [504, 2365]
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 10))
+    return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
 async def rest_of(generation: Generation) -> list[Piece]:

@@ -25,13 +25,13 @@ def run(
         engine = threaded_client(backend or scripted())
         await engine.start()
         async with AsyncLLM.over(engine, text) as llm:
-            await asyncio.wait_for(scenario(llm), 20)
+            await asyncio.wait_for(scenario(llm), 60)
 
     asyncio.run(main())
 
 
 async def until_idle(llm: AsyncLLM) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     stats = llm.frontend.engine.stats  # type: ignore[attr-defined]
     while stats.running or stats.waiting or stats.kv_blocks_used:
         assert time.monotonic() < deadline

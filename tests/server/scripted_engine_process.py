@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from potok.backends.api import StepInputs
 from potok.backends.modelled.scripted import ScriptedBackend
@@ -34,8 +35,9 @@ class Mortal:
 
 
 def build(kind: str) -> Engine:
-    if kind == "slow":
-        time.sleep(1.5)
+    kind, _, loaded = kind.partition(":")
+    while loaded and not Path(loaded).exists():
+        time.sleep(0.01)
     if kind == "broken":
         raise LoadError("the model m.gguf is made of cheese")
     backend = ScriptedBackend(

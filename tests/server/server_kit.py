@@ -114,7 +114,7 @@ class Server:
                 return float(line.split()[-1])
         raise AssertionError(f"no metric {wanted}")
 
-    def eventually(self, condition: Callable[[], bool], within_s: float = 2.0) -> None:
+    def eventually(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
         end = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < end, "not in time"
@@ -213,7 +213,7 @@ def raw_request(path: str, body: dict[str, Any]) -> bytes:
 
 def send_raw(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
     """A request whose socket the test holds, to close it when it likes."""
-    connection = socket.create_connection(server.address, timeout=10)
+    connection = socket.create_connection(server.address, timeout=30)
     connection.sendall(raw_request(path, body))
     return connection
 

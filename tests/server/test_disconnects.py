@@ -37,10 +37,10 @@ def running(server: Server) -> float:
 
 
 def leaves(server: Server, connection: socket.socket) -> None:
-    """Closes, and checks that all of it is gone within a second and was counted once."""
+    """Closes, and checks that all of it goes and is counted once."""
     before = aborts(server)
     connection.close()
-    server.eventually(server.settled, 1.0)
+    server.eventually(server.settled)
     assert aborts(server) == before + 1
 
 
@@ -51,8 +51,8 @@ def test_while_queued(server: Server) -> None:
     server.eventually(lambda: server.metric("potok_requests_waiting") == 1)
     before = aborts(server)
     queued.close()
-    server.eventually(lambda: server.metric("potok_requests_waiting") == 0, 1.0)
-    server.eventually(lambda: aborts(server) == before + 1, 1.0)
+    server.eventually(lambda: server.metric("potok_requests_waiting") == 0)
+    server.eventually(lambda: aborts(server) == before + 1)
     assert running(server) == 16
     for neighbour in neighbours:
         neighbour.close()
@@ -92,7 +92,7 @@ def test_a_half_closed_connection_counts_as_left(server: Server) -> None:
     connection = send_raw(server, COMPLETIONS, {**LONG, "stream": True})
     read_until(connection, 2, b"data: ")
     connection.shutdown(socket.SHUT_WR)
-    server.eventually(server.settled, 1.0)
+    server.eventually(server.settled)
     connection.close()
 
 
@@ -117,13 +117,13 @@ def test_a_client_that_stops_reading(server: Server) -> None:
     # 16 choices with 20 log-probabilities each: about 15 MB of events, more than any socket buffer takes.
     big = {"prompt": [7, 7], "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 16, "logprobs": 20}
     connection.sendall(raw_request(COMPLETIONS, big))
-    server.eventually(lambda: running(server) == 16, 5.0)
+    server.eventually(lambda: running(server) == 16)
     # The engine does not wait for this client: it finishes, and what is left sits between it and the socket.
-    server.eventually(lambda: running(server) == 0, 30.0)
+    server.eventually(lambda: running(server) == 0)
     assert server.service.num_calls == 1
     assert server.http.get("/health").status_code == 200
     connection.close()
-    server.eventually(server.settled, 1.0)
+    server.eventually(server.settled)
 
 
 def test_many_rounds_leave_nothing_behind(server: Server) -> None:
@@ -137,7 +137,7 @@ def test_many_rounds_leave_nothing_behind(server: Server) -> None:
         time.sleep(0.002 * (i % 7))
         for connection in connections:
             connection.close()
-    server.eventually(server.settled, 5.0)
+    server.eventually(server.settled)
 
     def left() -> int:
         gc.collect()

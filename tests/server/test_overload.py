@@ -56,7 +56,7 @@ def burst(server: Server, bodies: list[dict[str, Any]], admitted: int) -> list[h
         calls = [pool.submit(one, body) for body in bodies]
         try:
             for _ in range(len(bodies) - admitted):
-                assert answered.acquire(timeout=10)
+                assert answered.acquire(timeout=30)
             assert server.http.get("/health").status_code == 200
             assert server.service.admission.num_open == admitted * bodies[0].get("n", 1)
         finally:
@@ -128,7 +128,7 @@ def test_a_connection_outlives_a_refusal_that_came_before_the_body(narrow: Serve
     held = [send_raw(narrow, COMPLETIONS, {"prompt": [7, i], "max_tokens": 2}) for i in range(6)]
     narrow.eventually(lambda: narrow.service.admission.num_open == 6)
     request = raw_request(COMPLETIONS, {"prompt": "x" * 300_000})
-    with socket.create_connection(narrow.address, timeout=10) as connection:
+    with socket.create_connection(narrow.address, timeout=30) as connection:
         connection.sendall(request[:1000])
         assert read_until(connection, 1, b"queue_full").startswith(b"HTTP/1.1 429 ")
         narrow.script.gate.set()

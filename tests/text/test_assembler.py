@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -191,15 +191,15 @@ def test_choices_share_compiled_stops(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("stop", [[], ["\n\n", "USER:"]])
-def test_a_token_costs_little(tokenizer: Tokenizer, stop: list[str]) -> None:
-    """100 streams of 10 tokens a second must be nothing; the bound is far above what is measured (about 1 us)."""
+def test_a_token_costs_little(
+    tokenizer: Tokenizer, stop: list[str], lines_run: Callable[[Callable[[], object]], int]
+) -> None:
+    """100 streams of 10 tokens a second must be nothing: about 1 us and 25 lines of Python for each."""
     chunks = [Chunk(1, [i]) for i in tokenizer.encode("The quick brown fox jumps over the lazy dog. " * 200)]
+    assembler = ChoiceAssembler(tokenizer, SamplingParams(stop=stop))
 
-    def seconds() -> float:
-        assembler = ChoiceAssembler(tokenizer, SamplingParams(stop=stop))
-        start = time.process_time()
+    def push_all() -> None:
         for chunk in chunks:
             assembler.push(chunk)
-        return (time.process_time() - start) / len(chunks)
 
-    assert min(seconds() for _ in range(5)) < 20e-6
+    assert lines_run(push_all) < 40 * len(chunks)

@@ -227,8 +227,8 @@ def test_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("unit", ["a", " ", "\U0001f336", "<|im_end"])
-def test_a_megabyte_takes_under_a_second_and_no_more_than_its_share(tokenizer: Tokenizer, unit: str) -> None:
-    """Processor time, since the machine may be shared: 1 MB within a second, and below twice four times 250 kB."""
+def test_a_megabyte_takes_no_more_than_its_share(tokenizer: Tokenizer, unit: str) -> None:
+    """Processor time, since the machine may be shared: below twice four times 250 kB, and some times 1 MB of prose."""
 
     def seconds(text: str) -> float:
         start = time.process_time()
@@ -236,9 +236,10 @@ def test_a_megabyte_takes_under_a_second_and_no_more_than_its_share(tokenizer: T
         return time.process_time() - start
 
     text = unit * (1_000_000 // len(unit.encode()))
+    prose = min(seconds("The quick brown fox jumps over the lazy dog. " * (1_000_000 // 45)) for _ in range(2))
     quarter = min(seconds(text[: len(text) // 4]) for _ in range(2))
     whole = min(seconds(text) for _ in range(2))
-    assert whole < 1
+    assert whole < 10 * prose
     assert whole < 8 * quarter
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
