@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
+
+# A shell that starts a command in the background lets it ignore Ctrl-C, and tests send one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _lines_run(function: Callable[[], object]) -> int:
