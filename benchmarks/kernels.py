@@ -33,7 +33,7 @@ from potok.bench.record import keep
 from potok.bench.work import best, measure_ceilings
 from potok.model.precision import INTEGER_FORMATS, Activation
 from potok.weights.formats import FORMATS, Format
-from potok.weights.rewritten import LEVELS, REWRITTEN
+from potok.weights.rewritten import LISTED, REWRITTEN
 
 RESULTS = Path(__file__).parent / "results" / "kernels.jsonl"
 CALL_SECONDS = 0.002
@@ -169,7 +169,7 @@ def linears() -> Iterator[tuple[Format, Activation]]:
             if bits <= 5:
                 yield format, Activation.A8
             yield format, Activation.A16
-    yield LEVELS, Activation.A16
+    yield LISTED, Activation.A16
 
 
 def linear_case(isa: str, format: Format, act: Activation, m: int, n: int, k: int, *, streamed: bool) -> Case:
@@ -217,8 +217,8 @@ def random_weight(rng: np.random.Generator, format: Format, n: int, k: int) -> n
     else:
         # Bytes below 0x3c leave every half that may be among them below 1.
         raw = rng.integers(0, 0x3C, (min(n, 64), format.nbytes(k)), dtype=np.uint8)
-        if format is LEVELS:
-            raw.reshape(-1, format.qblock_bytes)[:, :8] = np.ones(2, np.float32).view(np.uint8)
+        if format is LISTED:
+            raw.reshape(-1, format.qblock_bytes)[:, 16:24] = np.ones(2, np.float32).view(np.uint8)
     return np.tile(raw, (-(-n // len(raw)), 1))[:n]
 
 

@@ -202,7 +202,7 @@ void bind_replay(nb::module_& m) {
             },
             "isa"_a, "threads"_a, "huge_pages"_a = true, "nodes"_a = std::vector<int>())
         .def("add_weight", &add_weight, "source"_a, "act"_a, "n"_a, "k"_a,
-             "Memory for a tensor type of the file, or of formats.LEVELS and LEVELS_K; gives the weight's index.")
+             "Memory for a tensor type of the file, or of rewritten.LISTED and LISTED_K; gives the weight's index.")
         .def("pack_rows", &pack_rows, "weight"_a, "source"_a, "first"_a, "rows"_a,
              "Packs rows [some, bytes] of the weight, from `first` on, a multiple of 16.")
         .def(

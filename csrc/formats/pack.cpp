@@ -7,8 +7,9 @@
 namespace potok {
 namespace {
 
-// Values of the 16 levels of IQ4_NL and IQ4_XS.
+// Levels that nibbles choose from: of IQ4_NL and IQ4_XS; of Q3_K, whose nibbles are below 8.
 constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kLess4[16] = {-4, -3, -2, -1, 0, 1, 2, 3};
 
 uint32_t load32(const void* p) {
     uint32_t u;
@@ -45,6 +46,10 @@ void put_bit_pairs(const uint8_t levels[32], int column, uint8_t* qblock) {
         for (int j = 0; j < 4; j++) four |= load32(levels + 16 * half + 4 * j) << (2 * j);
         memcpy(qblock + 64 * half + 4 * column, &four, 4);
     }
+}
+
+void put_list(const void* list, uint8_t* panel) {
+    memcpy(panel, list, 16);
 }
 
 void put_half(const uint8_t* half, int column, uint8_t* at) {
@@ -89,27 +94,23 @@ void pack_q8_0(const uint8_t* row, int k, int column, uint8_t* panel) {
     }
 }
 
-// d f16 | 16 bytes of nibbles that index kNonLinear
+// As Q4_0, but nibbles choose from kNonLinear.
 void pack_iq4_nl(const uint8_t* row, int k, int column, uint8_t* panel) {
-    uint8_t index[32];
-    int8_t levels[32];
-    for (int g = 0; g < k / kGroup; g++, row += 18) {
-        uint8_t* out = panel + qblock_at(Packed::P8, g);
-        split_nibbles(row + 2, index);
-        for (int i = 0; i < 32; i++) levels[i] = kNonLinear[index[i]];
-        put_bytes(levels, column, out);
-        put_half(row, column, out + level_bytes(Packed::P8));
-    }
+    put_list(kNonLinear, panel);
+    pack_simple<Packed::P4L>(row, k, column, panel);
 }
 
-// 2 x d f32, of 16 elements each | 32 signed bytes
-void pack_levels(const uint8_t* row, int k, int column, uint8_t* panel) {
+// list, 16 signed bytes, the same everywhere | 2 x d f32, of 16 elements each | 16 bytes of nibbles
+void pack_listed(const uint8_t* row, int k, int column, uint8_t* panel) {
+    uint8_t levels[32];
+    put_list(row, panel);
     for (int g = 0; g < k / kGroup; g++, row += 40) {
-        uint8_t* out = panel + qblock_at(Packed::P8S, g);
-        put_bytes((const int8_t*)row + 8, column, out);
-        uint8_t* scales = out + level_bytes(Packed::P8S) + 4 * column;
-        memcpy(scales, row, 4);
-        memcpy(scales + 4 * kPanel, row + 4, 4);
+        uint8_t* out = panel + qblock_at(Packed::P4LS, g);
+        split_nibbles(row + 24, levels);
+        put_nibbles(levels, column, out);
+        uint8_t* scales = out + level_bytes(Packed::P4LS) + 4 * column;
+        memcpy(scales, row + 16, 4);
+        memcpy(scales + 4 * kPanel, row + 20, 4);
     }
 }
 
@@ -161,22 +162,22 @@ void pack_q2_k(const uint8_t* row, int k, int column, uint8_t* panel) {
     }
 }
 
-// Levels of one superblock and a scale for each 16 of them.
-struct Signed256 {
-    int8_t levels[256];
+// Levels of one superblock, signed or nibbles that choose from a list, and a scale for each 16 of them.
+struct Levels256 {
+    uint8_t levels[256];
     int8_t scales[16];
 };
 
 // 128 low nibble pairs | 64 bytes of upper two bits | 16 signed scales | d f16; in each half of 128 elements the four
 // quarters take the low nibbles of bytes 0-31, of 32-63, the high ones of 0-31, of 32-63. Levels are less 32.
-void decode_q6_k(const uint8_t* p, Signed256& out) {
+void decode_q6_k(const uint8_t* p, Levels256& out) {
     for (int half = 0; half < 2; half++) {
         const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
         for (int quarter = 0; quarter < 4; quarter++) {
             for (int i = 0; i < 32; i++) {
                 const int nibble = low[32 * (quarter % 2) + i] >> (4 * (quarter / 2)) & 15;
                 out.levels[128 * half + 32 * quarter + i] =
-                    (int8_t)((nibble | (high[i] >> (2 * quarter) & 3) << 4) - 32);
+                    (uint8_t)((nibble | (high[i] >> (2 * quarter) & 3) << 4) - 32);
             }
         }
     }
@@ -184,11 +185,11 @@ void decode_q6_k(const uint8_t* p, Signed256& out) {
 }
 
 // 32 bytes of third bits | 64 bytes of two bits | 12 bytes of 6-bit scales, less 32 | d f16. Levels are less 4.
-void decode_q3_k(const uint8_t* p, Signed256& out) {
+void decode_q3_k(const uint8_t* p, Levels256& out) {
     for (int g = 0; g < 8; g++) {
         const uint8_t* two = p + 32 + 32 * (g / 4);
         for (int i = 0; i < 32; i++) {
-            out.levels[32 * g + i] = (int8_t)((two[i] >> (2 * (g % 4)) & 3) - (p[i] >> g & 1 ? 0 : 4));
+            out.levels[32 * g + i] = (uint8_t)((two[i] >> (2 * (g % 4)) & 3) | (p[i] >> g & 1) << 2);
         }
     }
     const uint8_t* s = p + 96;
@@ -199,34 +200,53 @@ void decode_q3_k(const uint8_t* p, Signed256& out) {
 }
 
 // d f16 | u16 of upper scale bits | 4 bytes of lower ones | 8 x 16 bytes of nibbles; scales less 32, one for each 32.
-void decode_iq4_xs(const uint8_t* p, Signed256& out) {
+void decode_iq4_xs(const uint8_t* p, Levels256& out) {
     const int upper = p[2] | p[3] << 8;
-    uint8_t index[32];
     for (int g = 0; g < 8; g++) {
         const int scale = (p[4 + g / 2] >> (4 * (g % 2)) & 15) | (upper >> (2 * g) & 3) << 4;
         out.scales[2 * g] = out.scales[2 * g + 1] = (int8_t)(scale - 32);
-        split_nibbles(p + 8 + 16 * g, index);
-        for (int i = 0; i < 32; i++) out.levels[32 * g + i] = kNonLinear[index[i]];
+        split_nibbles(p + 8 + 16 * g, out.levels + 32 * g);
     }
 }
 
-// d f16 | 16 signed scales | 256 signed bytes
-void decode_levels_k(const uint8_t* p, Signed256& out) {
-    memcpy(out.scales, p + 2, 16);
-    memcpy(out.levels, p + 18, 256);
+// list, 16 signed bytes, the same everywhere | d f16 | 16 signed scales | 8 x 16 bytes of nibbles
+void decode_listed_k(const uint8_t* p, Levels256& out) {
+    memcpy(out.scales, p + 18, 16);
+    for (int g = 0; g < 8; g++) split_nibbles(p + 34 + 16 * g, out.levels + 32 * g);
 }
 
-template <void (*Decode)(const uint8_t*, Signed256&), int Bytes, int HalfAt>
-void pack_signed_k(const uint8_t* row, int k, int column, uint8_t* panel) {
-    Signed256 values;
+template <Packed F, void (*Decode)(const uint8_t*, Levels256&), int Bytes, int HalfAt>
+void pack_k(const uint8_t* row, int k, int column, uint8_t* panel) {
+    Levels256 values;
     for (int b = 0; b < k / kSuperblock; b++, row += Bytes) {
         Decode(row, values);
-        uint8_t* header = panel + header_at(Packed::P8K, 8 * b);
+        uint8_t* header = panel + header_at(F, 8 * b);
         put_half(row + HalfAt, column, header);
         for (int i = 0; i < 16; i++) header[32 + kPanel * i + column] = (uint8_t)values.scales[i];
-        for (int g = 0; g < 8; g++)
-            put_bytes(values.levels + 32 * g, column, panel + qblock_at(Packed::P8K, 8 * b + g));
+        for (int g = 0; g < 8; g++) {
+            uint8_t* out = panel + qblock_at(F, 8 * b + g);
+            if (has_list(F)) {
+                put_nibbles(values.levels + 32 * g, column, out);
+            } else {
+                put_bytes((const int8_t*)values.levels + 32 * g, column, out);
+            }
+        }
     }
+}
+
+void pack_q3_k(const uint8_t* row, int k, int column, uint8_t* panel) {
+    put_list(kLess4, panel);
+    pack_k<Packed::P4LK, decode_q3_k, 110, 108>(row, k, column, panel);
+}
+
+void pack_iq4_xs(const uint8_t* row, int k, int column, uint8_t* panel) {
+    put_list(kNonLinear, panel);
+    pack_k<Packed::P4LK, decode_iq4_xs, 136, 0>(row, k, column, panel);
+}
+
+void pack_listed_k(const uint8_t* row, int k, int column, uint8_t* panel) {
+    put_list(row, panel);
+    pack_k<Packed::P4LK, decode_listed_k, 162, 16>(row, k, column, panel);
 }
 
 // --- floats ------------------------------------------------------------------------------------------------------
@@ -256,15 +276,15 @@ constexpr Type kTypes[] = {
     {Source::Q5_0, Packed::P5, 32, 22, pack_simple<Packed::P5>},
     {Source::Q5_1, Packed::P5M, 32, 24, pack_simple<Packed::P5M>},
     {Source::Q8_0, Packed::P8, 32, 34, pack_q8_0},
-    {Source::IQ4_NL, Packed::P8, 32, 18, pack_iq4_nl},
+    {Source::IQ4_NL, Packed::P4L, 32, 18, pack_iq4_nl},
     {Source::Q2_K, Packed::P2K, 256, 84, pack_q2_k},
     {Source::Q4_K, Packed::P4K, 256, 144, pack_min_k<Packed::P4K>},
     {Source::Q5_K, Packed::P5K, 256, 176, pack_min_k<Packed::P5K>},
-    {Source::Q6_K, Packed::P8K, 256, 210, pack_signed_k<decode_q6_k, 210, 208>},
-    {Source::Q3_K, Packed::P8K, 256, 110, pack_signed_k<decode_q3_k, 110, 108>},
-    {Source::IQ4_XS, Packed::P8K, 256, 136, pack_signed_k<decode_iq4_xs, 136, 0>},
-    {Source::Levels, Packed::P8S, 32, 40, pack_levels},
-    {Source::LevelsK, Packed::P8K, 256, 274, pack_signed_k<decode_levels_k, 274, 0>},
+    {Source::Q6_K, Packed::P8K, 256, 210, pack_k<Packed::P8K, decode_q6_k, 210, 208>},
+    {Source::Q3_K, Packed::P4LK, 256, 110, pack_q3_k},
+    {Source::IQ4_XS, Packed::P4LK, 256, 136, pack_iq4_xs},
+    {Source::Listed, Packed::P4LS, 32, 40, pack_listed},
+    {Source::ListedK, Packed::P4LK, 256, 162, pack_listed_k},
 };
 
 const Type& type_of(Source source) {

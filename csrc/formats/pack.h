@@ -11,8 +11,8 @@ namespace potok {
 // Tensor types of GGUF files that have a packed form, and two that stand in no file: what the others are rewritten as.
 // Layouts of their qblocks: pack.cpp.
 enum class Source : int32_t {
-    LevelsK = -2,
-    Levels = -1,
+    ListedK = -2,
+    Listed = -1,
     F32 = 0,
     F16 = 1,
     Q4_0 = 2,

@@ -12,21 +12,21 @@ template <Packed F>
 static inline int level(const uint8_t* panel, int group, int c, int r) {
     const uint8_t* q = panel + qblock_at(F, group);
     if (F == Packed::P2K) return q[64 * (r / 16) + 4 * c + r % 4] >> (2 * (r / 4 % 4)) & 3;
-    if (!has_nibbles(F)) {
+    if (has_bytes(F)) {
         const int pair = 2 * (r / 4) + r % 2, element = r / 2 % 2;
         return (int8_t)q[32 * pair + 2 * c + element];
     }
     const int j = r / 8, h = r / 4 % 2, i = r % 4;
     int value = q[64 * j + 4 * c + i] >> (4 * h) & 15;
     if (has_high_bits(F)) value |= (q[256 + 4 * c + i] >> (2 * j + h) & 1) << 4;
-    return value - zero_point(F);
+    return has_list(F) ? (int8_t)panel[value] : value - zero_point(F);
 }
 
 // What it is multiplied by. half: of the qblock, for the forms with a scale for each 16 k.
 template <Packed F>
 static inline float scale(const uint8_t* panel, int group, int half, int c) {
     const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
-    if (F == Packed::P8S) {
+    if (F == Packed::P4LS) {
         float d;
         memcpy(&d, own + 4 * (kPanel * half + c), 4);
         return d;
@@ -35,7 +35,7 @@ static inline float scale(const uint8_t* panel, int group, int half, int c) {
     const uint8_t* header = panel + header_at(F, group);
     const int sixteen = 2 * (group % 8) + half;
     if (F == Packed::P2K) return half_at(header, c) * (float)(header[64 + kPanel * sixteen + c] & 15);
-    if (F == Packed::P8K) return half_at(header, c) * (float)(int8_t)header[32 + kPanel * sixteen + c];
+    if (has_signed_scales(F)) return half_at(header, c) * (float)(int8_t)header[32 + kPanel * sixteen + c];
     return half_at(header, c) * (float)header[64 + kPanel * (group % 8) + c];
 }
 

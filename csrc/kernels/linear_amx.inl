@@ -14,7 +14,7 @@ static constexpr int kTileHeight = 16;
 static constexpr int kMaxRows = 128;  // that share unpacked levels: their chains are 8 KiB
 
 static constexpr bool has_tiles(Packed f) {
-    return has_nibbles(f) || f == Packed::P8;
+    return !is_float(f) && scales_per_group(f) == 1;
 }
 
 // Some consecutive groups of one panel: levels as tiles, for low and for high bytes where activations have two.
@@ -29,19 +29,19 @@ struct Scratch {
 };
 
 template <Packed F>
-static inline void put_levels(int8_t, const uint8_t* q, uint8_t (*out)[8][64]) {
+static inline void put_levels(int8_t, const uint8_t* q, __m512i list, uint8_t (*out)[8][64]) {
     POTOK_UNROLL for (int step = 0; step < 8; step++) {
-        const __m512i v = levels_of<F>(int8_t(), q, step);
+        const __m512i v = levels_of<F>(int8_t(), q, list, step);
         _mm512_store_si512(out[0][step], _mm512_sub_epi8(v, _mm512_set1_epi8(zero_point(F))));
     }
 }
 
 template <Packed F>
-static inline void put_levels(int16_t, const uint8_t* q, uint8_t (*out)[16][64]) {
+static inline void put_levels(int16_t, const uint8_t* q, __m512i list, uint8_t (*out)[16][64]) {
     POTOK_UNROLL for (int step = 0; step < 16; step++) {
-        const __m512i bytes = _mm512_sub_epi8(levels_of<F>(int16_t(), q, step), _mm512_set1_epi16(zero_point(F)));
+        const __m512i bytes = _mm512_sub_epi8(levels_of<F>(int16_t(), q, list, step), _mm512_set1_epi16(zero_point(F)));
         // Signed bytes come with the upper half of their 16 bits filled.
-        const __m512i v = has_nibbles(F) ? bytes : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+        const __m512i v = has_small_levels(F) ? bytes : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
         _mm512_store_si512(out[0][step], v);
         _mm512_store_si512(out[1][step], _mm512_slli_epi16(v, 8));
     }
@@ -49,8 +49,9 @@ static inline void put_levels(int16_t, const uint8_t* q, uint8_t (*out)[16][64])
 
 template <Packed F, class T>
 static inline void unpack(const uint8_t* panel, int first, int groups, Scratch<F, T>& out) {
+    const __m512i list = list_of<F>(panel);
     for (int g = 0; g < groups; g++) {
-        put_levels<F>(T(), panel + qblock_at(F, first + g), out.levels[g]);
+        put_levels<F>(T(), panel + qblock_at(F, first + g), list, out.levels[g]);
         const Scales w = scales_of<F>(panel, first + g, 0);
         store(out.d[g], w.d);
         if (has_minimum(F)) store(out.m[g], w.m);
@@ -194,14 +195,16 @@ static void linear_of(const LinearTask& t, const IntRows<T>& acts) {
 static void linear(const LinearTask& t) {
     if (!has_tiles(t.weight->format) || t.row1 - t.row0 < kTileHeight) return avx512vnni::kernels().linear(t);
     switch (t.weight->format) {
-#define POTOK_LINEAR(form)                                             \
-    case Packed::form:                                                 \
-        if constexpr (has_tiles(Packed::form)) {                       \
-            if (t.weight->act == Act::A8) {                            \
-                return linear_of<Packed::form, int8_t>(t, t.acts->a8); \
-            }                                                          \
-            linear_of<Packed::form, int16_t>(t, t.acts->a16);          \
-        }                                                              \
+#define POTOK_LINEAR(form)                                                 \
+    case Packed::form:                                                     \
+        if constexpr (has_tiles(Packed::form)) {                           \
+            if constexpr (has_small_levels(Packed::form)) {                \
+                if (t.weight->act == Act::A8) {                            \
+                    return linear_of<Packed::form, int8_t>(t, t.acts->a8); \
+                }                                                          \
+            }                                                              \
+            linear_of<Packed::form, int16_t>(t, t.acts->a16);              \
+        }                                                                  \
         break;
         POTOK_FORMS(POTOK_LINEAR)
 #undef POTOK_LINEAR

@@ -99,9 +99,9 @@ static inline Scales scales_of(const uint8_t* panel, const Header& h, int group,
     const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
     const int sixteen = 2 * (group % 8) + half;
     POTOK_UNROLL for (int i = 0; i < 2; i++) {
-        if (F == Packed::P8S) {
+        if (F == Packed::P4LS) {
             out.d[i] = _mm256_loadu_ps((const float*)(own + 64 * half + 32 * i));
-        } else if (F == Packed::P8K) {
+        } else if (has_signed_scales(F)) {
             const uint8_t* row = header + 32 + kPanel * sixteen + 8 * i;
             out.d[i] = _mm256_mul_ps(signed8(row), _mm256_load_ps(h.d + 8 * i));
         } else if (F == Packed::P2K) {
@@ -159,9 +159,21 @@ static inline __m256i level_bytes_of(const uint8_t* q, __m256i nibbles, int j, i
     return _mm256_or_si256(v, to_bit4(load_i256(q + 256 + 32 * half), 2 * j + h));
 }
 
+// The list of a panel that has one, twice.
+template <Packed F>
+static inline __m256i list_of(const uint8_t* panel) {
+    if (!has_list(F)) return _mm256_setzero_si256();
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)panel));
+}
+
 // Its pair p: (0,2) (1,3) (4,6) (5,7) and so on, as 16-bit lanes.
 template <Packed F>
-static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, int j, int p, int half) {
+static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, __m256i list, int j, int p, int half) {
+    if (has_list(F)) {
+        const __m256i moved = p < 2 ? nibbles : _mm256_srli_epi16(nibbles, 4);
+        const __m256i bytes = _mm256_shuffle_epi8(list, _mm256_and_si256(moved, _mm256_set1_epi8(15)));
+        return _mm256_srai_epi16(p % 2 ? bytes : _mm256_slli_epi16(bytes, 8), 8);
+    }
     if (has_high_bits(F)) {
         const __m256i bytes = level_bytes_of<F>(q, nibbles, j, p / 2, half);
         return p % 2 ? _mm256_srli_epi16(bytes, 8) : _mm256_and_si256(bytes, _mm256_set1_epi16(255));
@@ -230,6 +242,7 @@ static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, flo
     constexpr int scales_of_group = scales_per_group(F), pairs = 16 / scales_of_group;
     constexpr int pairs_of_vector = 16 / level_vectors(F);
     const int groups = k / kGroup;
+    const __m256i list = list_of<F>(panel);
     Header header{};
     zero_tile(acc, Rows * kPanel);
     for (int g = 0; g < groups; g++) {
@@ -242,10 +255,10 @@ static void tile_a16(const uint8_t* panel, const IntRows<int16_t>& a, int k, flo
             POTOK_UNROLL for (int r = 0; r < Rows; r++) c[r][0] = c[r][1] = _mm256_setzero_si256();
             POTOK_UNROLL for (int p = half * pairs; p < (half + 1) * pairs; p++) {
                 __m256i w0, w1;
-                if (has_small_levels(F)) {
+                if (!has_bytes(F)) {
                     const int j = p / pairs_of_vector, i = p % pairs_of_vector;
-                    w0 = level_pairs_of<F>(q, load_i256(q + 64 * j), j, i, 0);
-                    w1 = level_pairs_of<F>(q, load_i256(q + 64 * j + 32), j, i, 1);
+                    w0 = level_pairs_of<F>(q, load_i256(q + 64 * j), list, j, i, 0);
+                    w1 = level_pairs_of<F>(q, load_i256(q + 64 * j + 32), list, j, i, 1);
                 } else {
                     w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + 32 * p)));
                     w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(q + 32 * p + 16)));

@@ -2,9 +2,9 @@
 // multiply-adds take as it is: bytes, 16-bit pairs or floats, and scales as floats. Chunks continue the same chains.
 
 // With fewer rows the packed panel is read for every tile of them, which is cheaper than to store it unpacked.
-// Plain bytes are widened while they are loaded.
+// Plain bytes are widened while they are loaded. Never so few that a tile has less than three.
 static constexpr int unpack_rows(Packed f) {
-    return f == Packed::P8 ? 24 : 12;
+    return f == Packed::P8 ? 24 : has_list(f) ? kTileHeight + 2 : 12;
 }
 // Rows whose running sums (8 KB) wait on the stack while a chunk goes through all of them.
 static constexpr int kRowsAtOnce = 128;
@@ -28,10 +28,10 @@ static inline void store_i256(void* p, __m256i v) {
 
 // One group: 32 k of 16 columns, [quad of k][column][4] bytes or [pair of k][column][2] without their zero point.
 template <Packed F, Act A>
-static inline void unpack_levels(const uint8_t* q, uint8_t* out) {
+static inline void unpack_levels(const uint8_t* q, __m256i list, uint8_t* out) {
     const __m256i zero = _mm256_set1_epi16(zero_point(F));
     for (int half = 0; half < 2; half++, out += 32) {
-        if constexpr (has_small_levels(F)) {
+        if constexpr (!has_bytes(F)) {
             constexpr int vectors = level_vectors(F), quads = 8 / vectors, pairs = 16 / vectors;
             POTOK_UNROLL for (int j = 0; j < vectors; j++) {
                 const __m256i nibbles = load_i256(q + 64 * j + 32 * half);
@@ -41,7 +41,7 @@ static inline void unpack_levels(const uint8_t* q, uint8_t* out) {
                     }
                 } else {
                     POTOK_UNROLL for (int p = 0; p < pairs; p++) {
-                        const __m256i w = level_pairs_of<F>(q, nibbles, j, p, half);
+                        const __m256i w = level_pairs_of<F>(q, nibbles, list, j, p, half);
                         store_i256(out + 64 * (pairs * j + p), zero_point(F) ? _mm256_sub_epi16(w, zero) : w);
                     }
                 }
@@ -65,11 +65,12 @@ static void unpack(const uint8_t* panel, int k0, int k, Chunk& chunk) {
         }
     } else {
         constexpr int halves = scales_per_group(F), group_bytes = kGroup * kPanel * (A == Act::A8 ? 1 : 2);
+        const __m256i list = list_of<F>(panel);
         Header header{};
         for (int g = 0; g < k / kGroup; g++) {
             const int group = k0 / kGroup + g;
             read_header<F>(panel, group, header);
-            unpack_levels<F, A>(panel + qblock_at(F, group), chunk.w + g * group_bytes);
+            unpack_levels<F, A>(panel + qblock_at(F, group), list, chunk.w + g * group_bytes);
             POTOK_UNROLL for (int half = 0; half < halves; half++) {
                 const Scales scales = scales_of<F>(panel, header, group, half);
                 POTOK_UNROLL for (int i = 0; i < 2; i++) {

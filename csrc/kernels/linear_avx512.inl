@@ -55,6 +55,7 @@ template <Packed F, int Rows, class T>
 static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float* acc) {
     constexpr int scales = scales_per_group(F), per_step = 4 / (int)sizeof(T), steps = kGroup / per_step / scales;
     const int groups = k / kGroup;
+    const __m512i list = list_of<F>(panel);
     Addresses<T, Rows> x(a.q, k);
     Addresses<float, Rows> d(a.d, groups), s(sums_of<F>(a), scales * groups);
     Addresses<int32_t, Rows> total(a.sum, groups);
@@ -66,7 +67,7 @@ static void tile_integer(const uint8_t* panel, const IntRows<T>& a, int k, float
         POTOK_UNROLL for (int half = 0; half < scales; half++) {
             Dots<Rows> dots;
             POTOK_UNROLL for (int step = half * steps; step < (half + 1) * steps; step += 2) {
-                __m512i w0 = levels_of<F>(T(), q, step), w1 = levels_of<F>(T(), q, step + 1);
+                __m512i w0 = levels_of<F>(T(), q, list, step), w1 = levels_of<F>(T(), q, list, step + 1);
                 POTOK_KEEP(w0);
                 POTOK_KEEP(w1);
                 POTOK_UNROLL for (int r = 0; r < Rows; r++) {

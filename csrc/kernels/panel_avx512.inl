@@ -47,9 +47,9 @@ static inline Scales scales_of(const uint8_t* panel, int group, int half) {
     const uint8_t* header = panel + header_at(F, group);
     const uint8_t* own = panel + qblock_at(F, group) + level_bytes(F);
     const int sixteen = 2 * (group % 8) + half;
-    if (F == Packed::P8S) {
+    if (F == Packed::P4LS) {
         out.d = load((const float*)(own + 64 * half));
-    } else if (F == Packed::P8K) {
+    } else if (has_signed_scales(F)) {
         out.d = mul(load_f16((const uint16_t*)header), load_i8((const int8_t*)header + 32 + 16 * sixteen));
     } else if (F == Packed::P2K) {
         const __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(header + 64 + 16 * sixteen)));
@@ -77,9 +77,16 @@ static inline __m512i with_bit4(__m512i levels, const uint8_t* q, int bit, __m51
     return _mm512_ternarylogic_epi32(moved, mask, levels, 0xea);  // moved & mask | levels
 }
 
+// The list of a panel that has one, four times.
+template <Packed F>
+static inline __m512i list_of(const uint8_t* panel) {
+    if (!has_list(F)) return _mm512_setzero_si512();
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)panel));
+}
+
 // Step 0..7 of a group: k = 4 step + 0..3 of 16 columns, as unsigned bytes.
 template <Packed F>
-static inline __m512i levels_of(int8_t, const uint8_t* q, int step) {
+static inline __m512i levels_of(int8_t, const uint8_t* q, __m512i, int step) {
     if (F == Packed::P2K) {
         const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * (step / 4)), 2 * (step % 4));
         return _mm512_and_si512(moved, _mm512_set1_epi8(3));
@@ -91,12 +98,18 @@ static inline __m512i levels_of(int8_t, const uint8_t* q, int step) {
 
 // Step 0..15 of a group: one pair of k (packed.h) of 16 columns, as 16-bit lanes.
 template <Packed F>
-static inline __m512i levels_of(int16_t, const uint8_t* q, int step) {
+static inline __m512i levels_of(int16_t, const uint8_t* q, __m512i list, int step) {
     if (F == Packed::P2K) {
         const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * (step / 8)), step % 8 / 2 * 2 + 8 * (step % 2));
         return _mm512_and_si512(moved, _mm512_set1_epi16(3));
     }
-    if (!has_nibbles(F)) return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(q + 32 * step)));
+    if (has_bytes(F)) return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(q + 32 * step)));
+    if (has_list(F)) {
+        const __m512i nibbles = load_i512(q + 64 * (step / 4));
+        const __m512i moved = step % 4 < 2 ? nibbles : _mm512_srli_epi16(nibbles, 4);
+        const __m512i bytes = _mm512_shuffle_epi8(list, _mm512_and_si512(moved, _mm512_set1_epi8(15)));
+        return _mm512_srai_epi16(step % 2 ? bytes : _mm512_slli_epi16(bytes, 8), 8);
+    }
     const int j = step / 4, p = step % 4, shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
     const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * j), shift);
     const __m512i v = shift == 12 ? moved : _mm512_and_si512(moved, _mm512_set1_epi16(15));

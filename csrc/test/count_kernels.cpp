@@ -134,8 +134,12 @@ int run(const char* isa) {
     count_linear(kernels, "q2_k", Source::Q2_K, Act::A8, 32);
     count_linear(kernels, "q2_k", Source::Q2_K, Act::A16, 4);
     count_linear(kernels, "q2_k", Source::Q2_K, Act::A16, 32);
-    count_linear(kernels, "levels", Source::Levels, Act::A16, 4);
-    count_linear(kernels, "levels", Source::Levels, Act::A16, 32);
+    count_linear(kernels, "iq4_nl", Source::IQ4_NL, Act::A16, 4);
+    count_linear(kernels, "iq4_nl", Source::IQ4_NL, Act::A16, 32);
+    count_linear(kernels, "iq4_xs", Source::IQ4_XS, Act::A16, 4);
+    count_linear(kernels, "iq4_xs", Source::IQ4_XS, Act::A16, 32);
+    count_linear(kernels, "listed", Source::Listed, Act::A16, 4);
+    count_linear(kernels, "listed", Source::Listed, Act::A16, 32);
     count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 4);
     count_linear(kernels, "q8_0", Source::Q8_0, Act::A16, 32);
     count_linear(kernels, "q6_k", Source::Q6_K, Act::A16, 4);

@@ -10,7 +10,7 @@ import numpy as np
 
 from potok.backends.native.weights import PACKED
 from potok.backends.reference.linear import load_weight
-from potok.model.precision import chain_group
+from potok.model.precision import INTEGER_FORMATS, chain_group
 from potok.weights.formats import FORMATS
 from potok.weights.gguf import Tensor
 
@@ -52,11 +52,11 @@ def test_the_python_is_the_reference_bit_by_bit() -> None:
 
 def test_the_table_of_formats_is_that_of_the_code() -> None:
     listed = {}
-    for row in (line.strip("| ").split("|") for line in TEXT.splitlines() if "| P" in line):
+    for row in (line.strip("| ").split("|") for line in TEXT.splitlines() if "| P" in line or "| F32 |" in line):
         names, _, in_file, in_memory = ([part.strip() for part in column.split(",")] for column in row[:4])
         for i, name in enumerate(names):
             memory = in_memory[i] if len(in_memory) > 1 else in_memory[0]
-            listed[name] = (float(in_file[i]), float(memory), int(row[4]))
+            listed[name] = (float(in_file[i]), float(memory), int(row[4] if name in INTEGER_FORMATS else 32))
     for name, (in_file, in_memory, group) in listed.items():
         format = next(f for f in FORMATS.values() if f.name == name)
         assert in_file == 8 * format.qblock_bytes / format.qblock_elements

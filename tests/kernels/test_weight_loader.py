@@ -29,7 +29,7 @@ def test_parts_of_a_tensor_make_the_whole(
     index = WeightLoader(replay, file, 8, activation_of).weight(NAME)
     values = replay.unpack(index, np.empty(tensor.shape, np.float32))
     np.testing.assert_array_equal(values, dequantize(tensor.type, tensor.data))
-    assert replay.packed_bytes * 8 == 512 * 256 * PACKED[format]
+    assert replay.packed_bytes - 512 * 256 * PACKED[format] / 8 in (0, 512 / 16 * 32)  # lists of levels
 
 
 def test_floats_instead_of_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_what_grows_is_noted(tmp_path: Path) -> None:
     loader = WeightLoader(Replay("scalar", 1), file, 8, activation_of)
     for name in (NAME, "blk.0.ffn_up.weight"):
         loader.weight(name)
-    before, after = (501 + 256) * 256 * 74 / 256 / 2**20, (501 + 256) * 256 * 10 / 8 / 2**20
+    before, after = (501 + 256) * 256 * 74 / 256 / 2**20, (501 + 256) * 256 * 6 / 8 / 2**20
     assert loader.notes() == (f"wider levels for 2 IQ2_XS tensors: {before:.1f} MiB became {after:.1f} MiB",)
 
 

@@ -15,7 +15,7 @@ from potok.model.plan import Node, Op
 from potok.weights.gguf import GGUFFile
 
 FLOATS = ("F32", "F16", "BF16")
-SIX_OR_EIGHT_BITS = ("Q6_K", "Q8_0", "Q8_1", "Q8_K")
+SIX_OR_EIGHT_BITS = ("Q6_K", "Q8_0", "Q8_1")
 
 
 def model_work(file: GGUFFile, config: ModelConfig, kv_bytes: int) -> ModelWork:

@@ -20,11 +20,11 @@ class Activation(IntEnum):
 
 
 #: Of the formats whose levels are whole numbers, those that have a scale for each 16 elements once they are packed.
-#: The others have one for each 32. Levels are given in bits, as packed.
+#: The others have one for each 32. Levels are given in bits, also where fewer bits choose from a list of them.
 _BY_16 = {
     "Q2_K": 2,
     **dict.fromkeys(("Q6_K", "Q3_K", "IQ4_XS", "IQ3_S"), 8),
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4", "NVFP4", "Q8_K"), 8),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4", "NVFP4"), 8),
 }
 #: All of them: by the bits of their levels. Every other format is computed in float32.
 INTEGER_FORMATS = {
@@ -66,4 +66,4 @@ def kv_bytes_per_token(config: ModelConfig, dtype: str) -> int:
 
 #: KV in files is used again only under the same number. Raise it with every change of the bits that kernels compute, or
 #: of how a block lies in memory: tests/goldens notice the former.
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3

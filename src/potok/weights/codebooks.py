@@ -35,6 +35,14 @@ def _codebook(format: str) -> I8:
     return levels
 
 
+def codebook_levels(format: str) -> I8:
+    """Every level that a value of the format may have, in ascending order: at most 16."""
+    codebook = np.unique(_codebook(format))
+    signed = [8 * codebook - 1, 8 * codebook + 1] if format.startswith("IQ1") else [codebook, -codebook]
+    levels: I8 = np.unique(np.concatenate(signed))
+    return levels
+
+
 def _look_up(format: str, index: npt.NDArray[Any]) -> I8:
     """[n, m] -> [n, m, 4 or 8]."""
     levels: I8 = _codebook(format)[index]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from potok.model.config import ModelConfig
-from potok.model.precision import INTEGER_FORMATS, Activation, activation_of, kv_bytes_per_token
+from potok.model.precision import Activation, activation_of, kv_bytes_per_token
 from potok.weights.gguf import GGUFFile, Tensor
 from potok.weights.model_config import read_config
 
@@ -22,7 +22,7 @@ _GROUPS = (
     ("norms and factors", ("",)),
 )
 _ACTIVATIONS = {Activation.A8: "8-bit", Activation.A16: "16-bit", Activation.F32: "float32"}
-WIDER = 1.1  # times as large in memory as in the file: worth saying, with what the levels become
+WIDER = 1.1  # times as large in memory as in the file: worth saying
 PANEL_ROWS = 16  # packed weights are padded to whole panels of output columns
 #: Measured over English prose: docs/numerics.md.
 FIDELITY = "mean KL from the float model: 1.4e-3 nats on the default model; --activation-bits 16: 4.1e-7"
@@ -45,9 +45,7 @@ class FormatUse:
 
     def __str__(self) -> str:
         text = f"{self.format} x {self.tensors}, {_size(self.nbytes)}"
-        if self.memory < WIDER * self.nbytes or self.format not in INTEGER_FORMATS:
-            return text
-        return f"{text}, {_size(self.memory)} in memory with levels of {INTEGER_FORMATS[self.format]} bits"
+        return text if self.memory < WIDER * self.nbytes else f"{text}, {_size(self.memory)} in memory"
 
 
 @dataclass(frozen=True, slots=True)

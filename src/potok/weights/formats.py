@@ -218,13 +218,13 @@ def _tq2_0(q: U8) -> Parts:
 
 
 #: Of four bits: sign, exponent of 2 bits, fraction of one; twice the value, which is whole.
-_E2M1_LEVELS = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
-_E2M1_LEVELS.flags.writeable = False
+E2M1_LEVELS = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
+E2M1_LEVELS.flags.writeable = False
 
 
 # exponent byte | 16 bytes of nibbles; the scale is 2^(exponent - 127), halved, of 255 too, which elsewhere means NaN
 def _mxfp4(q: U8) -> Parts:
-    return single(_E2M1_LEVELS[nibbles(q[:, 1:17])], np.ldexp(np.float32(1), q[:, :1].astype(np.int32) - 128))
+    return single(E2M1_LEVELS[nibbles(q[:, 1:17])], np.ldexp(np.float32(1), q[:, :1].astype(np.int32) - 128))
 
 
 def _e4m3(q: U8) -> F32:
@@ -236,7 +236,7 @@ def _e4m3(q: U8) -> F32:
 
 # 4 scales | 4 x 8 bytes of nibbles; groups of 16; scales are halved
 def _nvfp4(q: U8) -> Parts:
-    return Parts(_E2M1_LEVELS[nibbles(q[:, 4:].reshape(-1, 4, 8))], _e4m3(q[:, :4]) / np.float32(2))
+    return Parts(E2M1_LEVELS[nibbles(q[:, 4:].reshape(-1, 4, 8))], _e4m3(q[:, :4]) / np.float32(2))
 
 
 _FLOATS: dict[int, Callable[[U8], F32]] = {0: f32, 1: f16, 30: bf16}

@@ -1,23 +1,25 @@
 """Formats without a packed form of their own: their rows are rewritten, value by value the same, as those of another.
 
 The other one is a format of files where it holds such rows exactly: a half for each 32 elements, levels in 4 or 8 bits.
-Else it is LEVELS: a float32 for each 16 elements, and levels in 8 bits.
+Else it has 4 bits for a level, which choose from a list of 16: no format of such files has more levels than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
-from potok.weights.bits import F32, U8, Parts
-from potok.weights.codebooks import iq3_s_scales
-from potok.weights.formats import FORMATS, Format, parts
+from potok.weights.bits import F32, I8, U8, Parts
+from potok.weights.codebooks import codebook_levels, iq3_s_scales
+from potok.weights.formats import E2M1_LEVELS, FORMATS, Format, parts
 
-#: 2 x d float32, of 16 elements each | 32 signed bytes. In no file; the ids are those of csrc/formats/pack.h.
-LEVELS = Format(-1, "LEVELS", 32, 40)
-#: d half | 16 signed scales | 256 signed bytes
-LEVELS_K = Format(-2, "LEVELS_K", 256, 274)
+#: In no file; the ids are those of csrc/formats/pack.h. list: 16 signed bytes, the same in every row.
+#: list | 2 x d float32, of 16 elements each | 16 bytes of nibbles
+LISTED = Format(-1, "LISTED", 32, 40)
+#: list | d half | 16 signed scales | 8 x 16 bytes of nibbles
+LISTED_K = Format(-2, "LISTED_K", 256, 162)
 
 _BY_NAME = {format.name: format for format in FORMATS.values()}
 
@@ -33,29 +35,64 @@ def _halves(p: Parts) -> U8:
     return np.repeat(_bytes(p.scales, "<f2"), p.levels.shape[2] // 32, axis=1)
 
 
+def _nibbles(values: U8) -> U8:
+    """[n, any] below 16 -> [n, groups of 32, 16]."""
+    values = values.reshape(len(values), -1, 32)
+    packed: U8 = values[..., :16] | values[..., 16:] << np.uint8(4)
+    return packed
+
+
 def _as_q4_0(p: Parts) -> U8:
-    nibbles = (p.levels.reshape(len(p.levels), -1, 32) + 8).view(np.uint8)
-    return np.concatenate([_halves(p), nibbles[..., :16] | nibbles[..., 16:] << 4], axis=-1)
+    return np.concatenate([_halves(p), _nibbles((p.levels.reshape(len(p.levels), -1) + 8).view(np.uint8))], axis=-1)
 
 
 def _as_q8_0(p: Parts) -> U8:
     return np.concatenate([_halves(p), p.levels.view(np.uint8)], axis=-1)
 
 
-def _as_levels(p: Parts) -> U8:
-    rows = len(p.levels)
+def _as_f32(p: Parts) -> U8:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _bytes((p.scales[..., None] * p.levels.astype(np.float32)).reshape(len(p.levels), -1), "<f4")
+
+
+_WRITERS: dict[str, Callable[[Parts], U8]] = {"Q4_0": _as_q4_0, "Q8_0": _as_q8_0, "F32": _as_f32}
+
+
+@cache
+def _list_of(name: str) -> tuple[U8, U8]:
+    """All levels that a format has: the list [16], and by a level's byte its place there [256]."""
+    levels: I8 = np.unique(E2M1_LEVELS) if name in ("MXFP4", "NVFP4") else codebook_levels(name)
+    listed, place = np.zeros(16, np.uint8), np.zeros(256, np.uint8)
+    listed[: len(levels)] = levels.view(np.uint8)
+    place[levels.view(np.uint8)] = np.arange(len(levels))
+    return listed, place
+
+
+def _as_listed(name: str, p: Parts) -> U8:
+    listed, place = _list_of(name)
+    nibbles = _nibbles(place[p.levels.view(np.uint8)].reshape(len(p.levels), -1))
+    lists = np.broadcast_to(listed, (*nibbles.shape[:2], 16))
     scales = np.repeat(_bytes(p.scales, "<f4"), p.levels.shape[2] // 16, axis=1)
-    return np.concatenate([scales.reshape(rows, -1, 8), p.levels.reshape(rows, -1, 32).view(np.uint8)], axis=-1)
+    return np.concatenate([lists, scales.reshape(*nibbles.shape[:2], 8), nibbles], axis=-1)
 
 
-_WRITERS: dict[str, Callable[[Parts], U8]] = {"Q4_0": _as_q4_0, "Q8_0": _as_q8_0, "LEVELS": _as_levels}
+def _iq3_s_as_listed_k(p: Parts, data: U8, format: Format) -> U8:
+    """Its two levels of scales, as they are."""
+    listed, place = _list_of(format.name)
+    qblocks = data.reshape(-1, format.qblock_bytes)
+    nibbles = _nibbles(place[p.levels.view(np.uint8)].reshape(len(qblocks), -1)).reshape(len(qblocks), -1)
+    lists = np.broadcast_to(listed, (len(qblocks), 16))
+    scales = np.repeat(iq3_s_scales(qblocks), 2, axis=1)
+    return np.concatenate([lists, qblocks[:, :2], scales, nibbles], axis=1)
+
 
 #: By the name of a format: what its rows are rewritten as.
 REWRITTEN = {
     **dict.fromkeys(("Q1_0", "TQ1_0", "TQ2_0"), _BY_NAME["Q4_0"]),
     "Q8_1": _BY_NAME["Q8_0"],
-    "IQ3_S": LEVELS_K,
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4", "NVFP4", "Q8_K"), LEVELS),
+    "Q8_K": _BY_NAME["F32"],
+    "IQ3_S": LISTED_K,
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4", "NVFP4"), LISTED),
 }
 
 
@@ -65,10 +102,10 @@ def rewritten(format: Format, data: U8) -> tuple[Format, U8]:
     if target is None:
         return format, data
     p = parts(format, data)
-    if target is LEVELS_K:  # its two levels of scales, as they are
-        qblocks = data.reshape(-1, format.qblock_bytes)
-        scales = np.repeat(iq3_s_scales(qblocks), 2, axis=1)
-        rows = np.concatenate([qblocks[:, :2], scales, p.levels.reshape(-1, 256).view(np.uint8)], axis=1)
+    if target is LISTED:
+        rows = _as_listed(format.name, p)
+    elif target is LISTED_K:
+        rows = _iq3_s_as_listed_k(p, data, format)
     else:
         rows = _WRITERS[target.name](p)
     return target, rows.reshape(len(data), -1)

@@ -16,6 +16,7 @@ from potok.weights.gguf import GGUFFile, Tensor
 from potok.weights.rewritten import REWRITTEN, rewritten
 
 #: Bits of an element once packed (csrc/kernels/packed.h), scales included, of formats that are packed as they are,
+#: but for a list of levels, 32 bytes for each 16 rows;
 _OWN_FORM = {
     "F32": 32,
     "F16": 16,
@@ -25,15 +26,15 @@ _OWN_FORM = {
     "Q5_0": 5.5,
     "Q5_1": 6,
     "Q8_0": 8.5,
-    "IQ4_NL": 8.5,
+    "IQ4_NL": 4.5,
     "Q2_K": 2.625,
     "Q4_K": 4.625,
     "Q5_K": 5.625,
     "Q6_K": 8.5625,
-    "Q3_K": 8.5625,
-    "IQ4_XS": 8.5625,
-    "LEVELS": 10,
-    "LEVELS_K": 8.5625,
+    "Q3_K": 4.5625,
+    "IQ4_XS": 4.5625,
+    "LISTED": 6,
+    "LISTED_K": 4.5625,
 }
 #: and of every format of a file.
 PACKED = {
