@@ -13,7 +13,7 @@ import numpy as np
 
 from potok.weights.bits import F32, I8, U8, Parts
 from potok.weights.codebooks import codebook_levels, iq3_s_scales
-from potok.weights.formats import E2M1_LEVELS, FORMATS, Format, parts
+from potok.weights.formats import E2M1_LEVELS, FORMATS, Format, dequantize, parts
 
 #: In no file; the ids are those of csrc/formats/pack.h. list: 16 signed bytes, the same in every row.
 #: list | 2 x d float32, of 16 elements each | 16 bytes of nibbles
@@ -22,6 +22,7 @@ LISTED = Format(-1, "LISTED", 32, 40)
 LISTED_K = Format(-2, "LISTED_K", 256, 162)
 
 _BY_NAME = {format.name: format for format in FORMATS.values()}
+_F32 = _BY_NAME["F32"]
 
 
 def _bytes(values: F32, dtype: str) -> U8:
@@ -50,12 +51,7 @@ def _as_q8_0(p: Parts) -> U8:
     return np.concatenate([_halves(p), p.levels.view(np.uint8)], axis=-1)
 
 
-def _as_f32(p: Parts) -> U8:
-    with np.errstate(invalid="ignore", over="ignore"):
-        return _bytes((p.scales[..., None] * p.levels.astype(np.float32)).reshape(len(p.levels), -1), "<f4")
-
-
-_WRITERS: dict[str, Callable[[Parts], U8]] = {"Q4_0": _as_q4_0, "Q8_0": _as_q8_0, "F32": _as_f32}
+_WRITERS: dict[str, Callable[[Parts], U8]] = {"Q4_0": _as_q4_0, "Q8_0": _as_q8_0}
 
 
 @cache
@@ -90,7 +86,7 @@ def _iq3_s_as_listed_k(p: Parts, data: U8, format: Format) -> U8:
 REWRITTEN = {
     **dict.fromkeys(("Q1_0", "TQ1_0", "TQ2_0"), _BY_NAME["Q4_0"]),
     "Q8_1": _BY_NAME["Q8_0"],
-    "Q8_K": _BY_NAME["F32"],
+    "Q8_K": _F32,
     "IQ3_S": LISTED_K,
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "MXFP4", "NVFP4"), LISTED),
 }
@@ -101,6 +97,8 @@ def rewritten(format: Format, data: U8) -> tuple[Format, U8]:
     target = REWRITTEN.get(format.name)
     if target is None:
         return format, data
+    if target is _F32:
+        return target, dequantize(format, data).view(np.uint8)
     p = parts(format, data)
     if target is LISTED:
         rows = _as_listed(format.name, p)
