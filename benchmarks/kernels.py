@@ -150,7 +150,7 @@ def streamed_cases(isa: str, only: str) -> Iterator[Case]:
     for format, act in linears():
         cheapest = act is not Activation.A16 or INTEGER_FORMATS.get(format.name, 8) > 5
         if cheapest and only in f"{STREAMED} {format.name} {act.name}":
-            n = STREAM_BYTES // format.nbytes(STREAM_K) // 16 * 16
+            n = STREAM_BYTES // memory_bytes(format, 1, STREAM_K) // 16 * 16
             yield linear_case(isa, format, act, 1, n, STREAM_K, streamed=True)
     for kv in KV_TYPES:
         if only in f"{STREAMED_DECODE} {kv}":
@@ -184,9 +184,14 @@ def linear_case(isa: str, format: Format, act: Activation, m: int, n: int, k: in
         isa,
         lambda repeat: linear.run(x, out, repeat=repeat),
         macs=m * n * k,
-        nbytes=n * format.nbytes(k) if streamed else 0,
+        nbytes=memory_bytes(format, n, k) if streamed else 0,
         goal=None if streamed else linear_goal(format, act, m),
     )
+
+
+def memory_bytes(format: Format, n: int, k: int) -> int:
+    """Of a packed weight [n, k]."""
+    return int(n * k * PACKED["MXFP4" if format is LISTED else format.name] / 8)
 
 
 def linear_goal(format: Format, act: Activation, m: int) -> float | None:
@@ -372,7 +377,7 @@ def show(result: Result) -> None:
         f"W {w:.1f} GB/s over {c.stream_bytes / 2**20:.0f} MiB."
     )
     out.print(
-        f"Linears in cache: {CACHED_ROWS} x {CACHED_K}; GB/s in bytes of the file. "
+        f"Linears in cache: {CACHED_ROWS} x {CACHED_K}; GB/s in bytes of memory. "
         "Goals: of AVX2 on Zen 3, MAC/cycle or us; ! is missed."
     )
     for line in (f"{result.date}  {result.machine.line()}", *result.notes):
