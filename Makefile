@@ -1,5 +1,5 @@
 # make serve   set up, and serve the default model on 127.0.0.1:8000   (make serve ARGS="--port 9000")
-# make test    set up, and run all tests
+# make test    set up, and run all tests, two at a time   (make test ARGS="--numprocesses 0 -k word")
 # make mutate  break the scheduler by hand, line by line, and see that the tests notice
 # make test-isa    test the AVX-VNNI, AVX-512 and AMX kernels on a CPU without them: emulated in AVX2
 # make bench-engine, bench-kernels, bench-fidelity, bench-peers, bench-goodput    measure; benchmarks/README.md says what
