@@ -172,7 +172,7 @@ static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, __m256i 
     if (has_list(F)) {
         const __m256i moved = p < 2 ? nibbles : _mm256_srli_epi16(nibbles, 4);
         const __m256i bytes = _mm256_shuffle_epi8(list, _mm256_and_si256(moved, _mm256_set1_epi8(15)));
-        return _mm256_srai_epi16(p % 2 ? bytes : _mm256_slli_epi16(bytes, 8), 8);
+        return p % 2 ? _mm256_srai_epi16(bytes, 8) : _mm256_maddubs_epi16(_mm256_set1_epi16(1), bytes);
     }
     if (has_high_bits(F)) {
         const __m256i bytes = level_bytes_of<F>(q, nibbles, j, p / 2, half);

@@ -77,11 +77,11 @@ static inline __m512i with_bit4(__m512i levels, const uint8_t* q, int bit, __m51
     return _mm512_ternarylogic_epi32(moved, mask, levels, 0xea);  // moved & mask | levels
 }
 
-// The list of a panel that has one, four times.
+// The list of a panel that has one, as 16-bit lanes, twice: look-ups take five bits, and the fifth may be anything.
 template <Packed F>
 static inline __m512i list_of(const uint8_t* panel) {
     if (!has_list(F)) return _mm512_setzero_si512();
-    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)panel));
+    return _mm512_broadcast_i64x4(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)panel)));
 }
 
 // Step 0..7 of a group: k = 4 step + 0..3 of 16 columns, as unsigned bytes.
@@ -104,14 +104,9 @@ static inline __m512i levels_of(int16_t, const uint8_t* q, __m512i list, int ste
         return _mm512_and_si512(moved, _mm512_set1_epi16(3));
     }
     if (has_bytes(F)) return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(q + 32 * step)));
-    if (has_list(F)) {
-        const __m512i nibbles = load_i512(q + 64 * (step / 4));
-        const __m512i moved = step % 4 < 2 ? nibbles : _mm512_srli_epi16(nibbles, 4);
-        const __m512i bytes = _mm512_shuffle_epi8(list, _mm512_and_si512(moved, _mm512_set1_epi8(15)));
-        return _mm512_srai_epi16(step % 2 ? bytes : _mm512_slli_epi16(bytes, 8), 8);
-    }
     const int j = step / 4, p = step % 4, shift = p == 0 ? 0 : p == 1 ? 8 : p == 2 ? 4 : 12;
     const __m512i moved = _mm512_srli_epi16(load_i512(q + 64 * j), shift);
+    if (has_list(F)) return _mm512_permutexvar_epi16(moved, list);
     const __m512i v = shift == 12 ? moved : _mm512_and_si512(moved, _mm512_set1_epi16(15));
     return with_bit4<F>(v, q, 2 * j + p / 2 + 8 * (p % 2), _mm512_set1_epi16(16));
 }
