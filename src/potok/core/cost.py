@@ -7,10 +7,10 @@ reading one token's K and V for a row alone in its segment, c4 one row of a prom
 least squares of relative errors over some hundred steps, older ones counting less and less; k follows at once when the
 machine gets faster or slower as a whole, because its neighbours come and go.
 
-Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then. A step of
-which nobody asks what it will take is only noted, and learnt from later, all such steps at once: between two steps
-nothing of this is in the processor's caches. What it expects decides batches, so it must come out the same wherever a
-journal is replayed: hence fsum, while sum of floats has another rounding since Python 3.12.
+Plain Python, a few microseconds a step: the sums of the normal equations are kept, and solved now and then; steps are
+added to them only then, all at once, as a step finds nothing of this in the processor's caches. What it expects decides
+batches, so it must come out the same wherever a journal is replayed: hence fsum, while sum of floats has another
+rounding since Python 3.12.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ SPREADS = (1.0, 1.3)
 
 
 class CostModel:
-    """Times in microseconds. token_us: what a prompt's token is taken to cost before any step has been seen."""
+    """Times in microseconds. token_us: what a prompt's token is taken to cost before any step has been seen.
+
+    spread: three of four steps take less than this many times what was expected.
+    """
 
     def __init__(self, token_us: float = 0.0) -> None:
         self._c = [4 * token_us, token_us, 0.0, 0.0, 0.0]
@@ -78,42 +81,31 @@ class CostModel:
         self._unsolved: list[tuple[Work, int]] = []  # the newest steps, not in the sums yet
         self._news = 0  # what these count
         self._recent: deque[tuple[Work, int]] = deque(maxlen=RECENT)
-        self._noted: list[tuple[Work, int]] = []  # steps that nothing has been learnt from yet
-        self._spread = 1.05
+        self.spread = 1.05
         if token_us:
-            self._add([(work, self._expected(work)) for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0))], FIRST_GUESS)
+            self._add([(work, self.step_us(work)) for work in (Work(1, 1, 0, 0), Work(64, 1, 0, 0))], FIRST_GUESS)
 
     @property
     def known(self) -> bool:
         """Whether anything is expected at all."""
-        self._learn()
-        return self._knows()
-
-    @property
-    def spread(self) -> float:
-        """Three of four steps take less than this many times what was expected."""
-        self._learn()
-        return self._spread
+        return self._c[0] > 0 or self._c[1] > 0
 
     def step_us(self, work: Work) -> float:
-        self._learn()
-        return self._expected(work)
+        c, (rows, sampled, decode, prompt) = self._c, work
+        return self._k * (c[0] + c[1] * rows + c[2] * sampled + c[3] * decode + c[4] * prompt)
 
     def idle_us(self) -> float:
         """Of a step of one row: the machine can do nothing in less."""
-        self._learn()
         return self._k * (self._c[0] + self._c[1] + self._c[2])
 
     def prompt_us(self, start: int, n: int) -> float:
         """What n rows of a prompt from position `start` on add to a step."""
-        self._learn()
         return self._k * (self._c[1] * n + self._c[4] * prompt_context(start, n))
 
     def tokens_in(self, us: float, start: int) -> int:
         """How many rows of a prompt, from position `start` on, add no more than `us` to a step."""
         if us <= 0:
             return 0
-        self._learn()
         # a n^2 + b n = us
         a = self._k * self._c[4] / 2
         b = self._k * (self._c[1] + self._c[4] * (start + 0.5))
@@ -123,24 +115,13 @@ class CostModel:
 
     def observe(self, work: Work, step_us: int) -> None:
         """A step has taken `step_us`."""
-        self._noted.append((work, step_us))
-        if len(self._noted) >= SOLVE_EVERY:
-            self._learn()
-
-    def _learn(self) -> None:
-        if self._noted:
-            noted, self._noted = self._noted, []
-            for work, us in noted:
-                self._learn_from(work, us)
-
-    def _learn_from(self, work: Work, step_us: int) -> None:
-        expected = self._expected(work)
+        expected = self.step_us(work)
         surprise = abs(step_us - expected) > SURPRISE * expected
         if expected > 0:
             ratio = step_us / expected
             # Moves up three times as far as down, so that it rests where one of four is above.
-            self._spread += 0.01 * (QUANTILE if ratio > self._spread else QUANTILE - 1)
-            self._spread = min(max(self._spread, SPREADS[0]), SPREADS[1])
+            self.spread += 0.01 * (QUANTILE if ratio > self.spread else QUANTILE - 1)
+            self.spread = min(max(self.spread, SPREADS[0]), SPREADS[1])
             if ratio > MOST:
                 step_us = int(MOST * expected)
             self._follow(expected, step_us)
@@ -148,16 +129,8 @@ class CostModel:
             return
         self._unsolved.append((work, step_us))
         self._news += PROMPTS_COUNT if work.prompt_context else 1
-        if self._news >= (SOLVE_SOONER if surprise else SOLVE_EVERY) or not self._knows():
+        if self._news >= (SOLVE_SOONER if surprise else SOLVE_EVERY) or not self.known:
             self._solve()
-
-    def _knows(self) -> bool:
-        return self._c[0] > 0 or self._c[1] > 0
-
-    def _expected(self, work: Work) -> float:
-        """In microseconds, by what has been learnt so far."""
-        c, (rows, sampled, decode, prompt) = self._c, work
-        return self._k * (c[0] + c[1] * rows + c[2] * sampled + c[3] * decode + c[4] * prompt)
 
     def _follow(self, expected: float, us: int) -> None:
         if expected > 0:  # a fit may find that all the cost is in what this step did not do
@@ -188,7 +161,7 @@ class CostModel:
         self._c = c
         self._k = 1.0
         for work, us in self._recent:
-            self._follow(self._expected(work), us)
+            self._follow(self.step_us(work), us)
 
 
 def features(work: Work, us: float) -> tuple[float, float, float, float, float]:
