@@ -169,7 +169,7 @@ static inline __m256i list_of(const uint8_t* panel) {
 // Its pair p: (0,2) (1,3) (4,6) (5,7) and so on, as 16-bit lanes.
 template <Packed F>
 static inline __m256i level_pairs_of(const uint8_t* q, __m256i nibbles, __m256i list, int j, int p, int half) {
-    if (has_list(F)) {
+    if (has_list(F)) {  // even bytes times 1 and odd ones times 0 are the even ones, widened
         const __m256i moved = p < 2 ? nibbles : _mm256_srli_epi16(nibbles, 4);
         const __m256i bytes = _mm256_shuffle_epi8(list, _mm256_and_si256(moved, _mm256_set1_epi8(15)));
         return p % 2 ? _mm256_srai_epi16(bytes, 8) : _mm256_maddubs_epi16(_mm256_set1_epi16(1), bytes);

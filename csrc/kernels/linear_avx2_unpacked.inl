@@ -2,7 +2,8 @@
 // multiply-adds take as it is: bytes, 16-bit pairs or floats, and scales as floats. Chunks continue the same chains.
 
 // With fewer rows the packed panel is read for every tile of them, which is cheaper than to store it unpacked.
-// Plain bytes are widened while they are loaded. Never so few that a tile has less than three.
+// Plain bytes are widened while they are loaded; to look levels up in a list takes most. Never so few that a tile has
+// less than three.
 static constexpr int unpack_rows(Packed f) {
     return f == Packed::P8 ? 24 : has_list(f) ? kTileHeight + 2 : 12;
 }

@@ -1,7 +1,8 @@
 """Formats without a packed form of their own: their rows are rewritten, value by value the same, as those of another.
 
 The other one is a format of files where it holds such rows exactly: a half for each 32 elements, levels in 4 or 8 bits.
-Else it has 4 bits for a level, which choose from a list of 16: no format of such files has more levels than that.
+Else it has 4 bits for a level, which choose from a list of 16: no other format has more levels than that but Q8_K,
+which becomes float32.
 """
 
 from __future__ import annotations
